@@ -44,7 +44,7 @@ from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.link import Link
-from banyan_runtime.server.http import Http
+from banyan_runtime.server.http import HttpServer
 
 WARM_UP_STEPS = 20
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -98,7 +98,7 @@ async def serve_front(address: str, folder: Path) -> None:
     counter = HttpCounter(create_app(context), metrics)
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
         print(listening.getsockname()[1], flush=True)
-        await Http(counter).serve([listening])
+        await HttpServer(counter).serve([listening])
 
 
 # --- engine and clients ---

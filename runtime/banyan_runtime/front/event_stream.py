@@ -165,11 +165,8 @@ class EventStream(Response):
             on_close()
 
     async def _watch(self, scope: Scope, receive: Receive) -> None:
-        """Returns when everything is written or the client is gone; meanwhile keeps an idle connection open.
-
-        A client that has ended its side gets a comment at once: if it is gone altogether, this makes it known.
-        """
-        forget = watch(scope, receive, self._end, self._comment)
+        """Returns when everything is written or the client is gone; meanwhile keeps an idle connection open."""
+        forget = watch(scope, receive, self._end)
         self._keep_alive()
         try:
             await self._over

@@ -15,8 +15,8 @@ from banyan_runtime.front.errors import ClientGone
 T = TypeVar("T")
 
 WATCH: Final = "banyan.watch"
-"""In scope["extensions"]: the server's `(gone, half_closed) -> forget`, which calls `gone` once when the client is gone, and `half_closed`
-once when it has ended its side, unless `forget` is called before. Never from within. A task that waits for it costs much more."""
+"""In scope["extensions"]: the server's `(gone) -> forget`, which calls `gone` once when the client is gone, unless `forget` is called
+before. Never from within. A task that waits for it costs much more."""
 CLIENT_CLOSED: Final = 499  # the status of an answer that nobody waits for any more
 EXCHANGE: Final = "banyan.exchange"  # in the scope: the AsyncExitStack of the request
 
@@ -36,11 +36,11 @@ class Exchange:
             await self._app(scope, receive, send)
 
 
-def watch(scope: Scope, receive: Receive, gone: Callable[[], None], half_closed: Callable[[], None] = lambda: None) -> Callable[[], None]:
-    """As the server does it (`WATCH`); of a server that does not, only `gone` is heard. The body must have been read."""
-    told: Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]] | None = scope.get("extensions", {}).get(WATCH)
+def watch(scope: Scope, receive: Receive, gone: Callable[[], None]) -> Callable[[], None]:
+    """As the server does it (`WATCH`), also where a server does not. The body must have been read."""
+    told: Callable[[Callable[[], None]], Callable[[], None]] | None = scope.get("extensions", {}).get(WATCH)
     if told is not None:
-        return told(gone, half_closed)
+        return told(gone)
     left, forgotten = asyncio.ensure_future(_disconnected(receive)), False
 
     def tell(ended: asyncio.Future[None]) -> None:

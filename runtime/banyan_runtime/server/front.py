@@ -22,7 +22,7 @@ from banyan_runtime.front.request_log import request_log
 from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.tracing import Traced, Tracing
 from banyan_runtime.process import resident_bytes
-from banyan_runtime.server.http import Http
+from banyan_runtime.server.http import HttpServer
 from banyan_runtime.server.threads import on_thread
 
 LAST_ANSWERS_S: Final = 0.1  # what failed requests are told may still be on its way to them
@@ -46,7 +46,7 @@ class Front:
         self._tracing = Tracing.of(config)
         app = create_app(self.context)
         self.counter = HttpCounter(app if self._tracing is None else Traced(app, self._tracing), self.metrics, app.routes)
-        self.http = Http(self.counter)
+        self.http = HttpServer(self.counter)
         self.http.on_refused = self.metrics.http_refused
 
     def prepare_with(self, pool: WorkerPool) -> None:

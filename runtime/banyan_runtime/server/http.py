@@ -1,9 +1,4 @@
-"""HTTP on the wire: uvicorn, with connections that are bounded in what they cost and in how long they take (`connection.py`).
-
-uvicorn's parser reads headers without end and waits for ever. Here a request's head is counted before the parser sees it, a
-body has to make progress, an answer has to be taken, and what is no valid request gets the API's error object. All clocks are
-looked at in one sweep a second, so a request costs no timers.
-"""
+"""The HTTP server: uvicorn, with bounded connections (`connection.py`). One sweep a second looks at all clocks, so a request costs none."""
 
 from __future__ import annotations
 
@@ -16,15 +11,19 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from email.utils import formatdate
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from banyan_runtime.errors import ConfigError
+from banyan_runtime.front import errors
 from banyan_runtime.front.errors import ApiError
-from banyan_runtime.server.connection import RESERVED_FILES, Connection, Limits
+from banyan_runtime.front.event_stream import DIRECT_WRITE
+from banyan_runtime.front.routes import OPEN_PATHS
+from banyan_runtime.front.transport import WATCH
+from banyan_runtime.server.connection import CONNECTION, RESERVED_FILES, HttpConnection, Limits
 
 log = logging.getLogger("banyan.http")
 
@@ -32,10 +31,9 @@ BACKLOG: Final = 2048  # connections that may wait to be accepted
 CONNECTIONS_CLOSE_S: Final = 2  # at the end, for clients to take their answers
 HANDLERS_END_S: Final = 1  # from then on, for handlers to notice that their clients are gone
 STILL_SENT_HERE_S: Final = 1.5  # since somebody elsewhere asked last: until whoever spreads the requests seems to know that we go
-SWEEP_EVERY_S: Final = 1.0
-PROBE_EVERY_S: Final = 0.1
 ASKED_LATELY_S: Final = 30.0  # before we go: somebody elsewhere may have more to ask
 FEWEST_CONNECTIONS: Final = 16
+SAME_MACHINE: Final = ("127.0.0.1", "::1", "::ffff:127.0.0.1")  # and no other of the loopback's: a mesh's proxy has one of them
 
 
 class Elsewhere(Protocol):
@@ -54,7 +52,51 @@ class Elsewhere(Protocol):
         ...
 
 
-class Http(uvicorn.Server):
+class _Connected:
+    """ASGI middleware, the outermost: gives each request its connection."""
+
+    def __init__(self, app: ASGIApp, server: HttpServer) -> None:
+        self._app = app
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        server, connection = self._server, scope["state"].pop(CONNECTION)
+        app = self._app
+        probe = scope["path"] in OPEN_PATHS
+        connection.only_probed = probe and connection.only_probed is not False
+        if not probe and scope["client"] is not None and scope["client"][0] not in SAME_MACHINE:
+            connection.from_afar = True
+            server.asked_from_afar = time.monotonic()
+        if server.crowded and not probe:
+            app = errors.too_many_connections().response()
+            server.on_refused(HTTPStatus.SERVICE_UNAVAILABLE)
+        # Once refused, a client that waits for leave does not send the body, and what follows could not be told from it.
+        waits = any(name == b"expect" for name, _ in scope["headers"])
+
+        answered = False
+
+        async def answer(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start" and (waits or server.draining):
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                answered = True  # the next request may begin before the application returns
+                connection.answered()
+
+        scope["extensions"] = {WATCH: connection.watch, DIRECT_WRITE: connection.write_part}
+        try:
+            await app(scope, receive, answer)
+        finally:
+            scope["extensions"].clear()  # no cycle for the garbage collector
+            if not answered:
+                connection.answered()
+
+
+class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: when to stop is the business of whoever runs it."""
 
     def __init__(self, app: ASGIApp, limits: Limits | None = None) -> None:
@@ -62,22 +104,23 @@ class Http(uvicorn.Server):
         limits = limits or Limits()
         self.limits = replace(limits, connections=min(limits.connections, _room()))
         self.draining = False
+        self.connections: set[HttpConnection] = set()
         self.on_refused: Callable[[int], None] = lambda status: None  # the status of an answer that the application did not give
         self.elsewhere: Elsewhere | None = None
-        self.half_closed: set[Connection] = set()
         self.asked_from_afar = float("-inf")  # when a client that is not on this machine was last connected to ask more than how we are
         self._was_crowded = False
-        self._news = asyncio.Event()  # somebody is there again, or it is time to end
-        protocol: Any = functools.partial(Connection, http=self)
+        protocol: Any = functools.partial(HttpConnection, http=self)
         super().__init__(
             uvicorn.Config(
-                app,
+                _Connected(app, self),
                 log_config=None,
                 http=protocol,
                 ws="none",
                 lifespan="on",
                 server_header=False,
                 backlog=BACKLOG,
+                callback_notify=self._sweep,
+                timeout_notify=1,
                 timeout_keep_alive=int(self.limits.idle_s),
                 timeout_graceful_shutdown=CONNECTIONS_CLOSE_S + HANDLERS_END_S,
             )
@@ -93,8 +136,7 @@ class Http(uvicorn.Server):
         (kube-proxy on another node) may learn seconds after us that we go."""
         if time.monotonic() - self.asked_from_afar < STILL_SENT_HERE_S:
             return True
-        open_ones = (each for each in self.server_state.connections if isinstance(each, Connection))
-        return any(not each.only_probed and not each.transport.is_closing() for each in open_ones)
+        return any(not each.only_probed and not each.transport.is_closing() for each in self.connections)
 
     def drain(self) -> None:
         """From now on every answer is the last of its connection, and says so."""
@@ -102,14 +144,11 @@ class Http(uvicorn.Server):
         now = time.monotonic()
         if now - self.asked_from_afar < ASKED_LATELY_S:
             self.asked_from_afar = now
-        for each in list(self.server_state.connections):
-            assert isinstance(each, Connection)
-            each.close_after_answer()
 
     async def take(self, connection: socket.socket, begun: bytes) -> None:
         """Serve a connection of which another process has read this much."""
         protocol = functools.partial(
-            Connection,
+            HttpConnection,
             http=self,
             begun=begun,
             config=self.config,
@@ -123,81 +162,34 @@ class Http(uvicorn.Server):
 
     @property
     def crowded(self) -> bool:
-        return len(self.server_state.connections) > self.limits.connections
+        return len(self.connections) > self.limits.connections
 
     def end(self) -> None:
-        """Stop, once the answers that are under way are given."""
+        """Stop, once the answers that are under way are given. Clients that have not taken theirs after CONNECTIONS_CLOSE_S are cut
+        off. uvicorn would cancel what answers them instead, and log each as a failure of the application."""
         self.should_exit = True
-        self._news.set()
+        asyncio.get_running_loop().call_later(CONNECTIONS_CLOSE_S, self._cut)
 
-    def opened(self) -> None:
-        """A connection has begun. With the first one time goes on, for which nobody cared before."""
-        if len(self.server_state.connections) == 1:
-            self._date()
-            self._news.set()
-
-    def closed_half(self, connection: Connection) -> None:
-        """The client has ended its side: to be probed from now on."""
-        if not self.half_closed:
-            self._news.set()
-        self.half_closed.add(connection)
-
-    async def main_loop(self) -> None:
-        """uvicorn's looks ten times a second whether anybody is there or not; here nothing moves while nobody is connected."""
-        swept = float("-inf")
-        while not self.should_exit:
-            self._news.clear()
-            now = time.monotonic()
-            for connection in list(self.half_closed):
-                self._look_at(connection, Connection.probe, now)
-            if now - swept >= SWEEP_EVERY_S:
-                swept = now
-                self._sweep(now)
-            connected = bool(self.server_state.connections)
-            pause = PROBE_EVERY_S if self.half_closed else swept + SWEEP_EVERY_S - now if connected else None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._news.wait()
-
-    def _sweep(self, now: float) -> None:
-        self._date()
-        if self.crowded and not self._was_crowded:
-            log.warning("more than %d connections are open: until some end only probes are answered", self.limits.connections)
-        self._was_crowded = self.crowded
-        for each in list(self.server_state.connections):
-            assert isinstance(each, Connection)
-            self._look_at(each, Connection.sweep, now)
-
-    def _date(self) -> None:
-        self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode()), *self.config.encoded_headers]
+    def _cut(self) -> None:
+        for each in list(self.connections):
+            each.transport.abort()
 
     def give_up(self, error: ApiError) -> None:
         """The server ends: every request that has no answer yet gets this one, also where its body is still on the way."""
-        for each in list(self.server_state.connections):
-            assert isinstance(each, Connection)
+        for each in list(self.connections):
             each.give_up(error)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for the answers that are under way, CONNECTIONS_CLOSE_S at most; clients that have not taken theirs by then are cut
-        off. uvicorn would cancel what answers them instead, and log each as a failure of the application."""
-        cut = asyncio.get_running_loop().call_later(CONNECTIONS_CLOSE_S, self._cut)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            cut.cancel()
-
-    def _cut(self) -> None:
-        for each in list(self.server_state.connections):
-            assert isinstance(each, Connection)
-            each.transport.abort()
-
-    @staticmethod
-    def _look_at(connection: Connection, look: Any, now: float) -> None:
-        try:
-            look(connection, now)
-        except Exception:  # one connection must not end the server
-            log.exception("a connection failed and is cut")
-            connection.transport.abort()
+    async def _sweep(self) -> None:
+        if self.crowded and not self._was_crowded:
+            log.warning("more than %d connections are open: until some end only probes are answered", self.limits.connections)
+        self._was_crowded = self.crowded
+        now = time.monotonic()
+        for each in list(self.connections):
+            try:
+                each.sweep(now)
+            except Exception:  # one connection must not end the server
+                log.exception("a connection failed and is cut")
+                each.transport.abort()
 
 
 def _room() -> int:

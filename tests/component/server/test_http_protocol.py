@@ -7,7 +7,6 @@ import gzip
 import json
 import re
 import time
-from typing import Any
 
 import httpx2 as httpx
 import openai
@@ -48,11 +47,10 @@ def chunked(body: bytes) -> bytes:
         head("GET", "/" + "a" * (16 * 1024)),
         head("GET", "/", *(f"X-{number}: 1" for number in range(100))),
         head("GET", "/livez", *(f"X-{number}: {'a' * 1000}" for number in range(17))),
-        b"\r\n" * (16 * 1024),
         head("POST", COMPLETIONS, JSON, CHUNKED) + chunked(BODY)[:-2] + b"X: " + b"a" * 40_000,
         head("POST", COMPLETIONS, JSON, CHUNKED) + b"1;" + b"a" * 40_000,
     ],
-    ids=["64 MB in one", "one too long", "a long path", "101", "17 kB in all", "empty lines", "trailers", "chunk extensions"],
+    ids=["64 MB in one", "one too long", "a long path", "101", "17 kB in all", "trailers", "chunk extensions"],
 )
 def test_headers_without_end_are_refused_at_once(server: ServerProcess, request_head: bytes) -> None:
     status, error = refused(ask(server, request_head))
@@ -130,28 +128,14 @@ def test_hundreds_of_half_requests_keep_nobody_else_waiting(server: ServerProces
 # --- what is unusual, and valid ---
 
 
-def test_a_client_that_has_ended_its_side_gets_its_answer(server: ServerProcess) -> None:
-    for stream in (False, True):
-        with RawClient(server.url) as client:
-            client.send(post(COMPLETIONS, {**PROMPT, "max_tokens": 50, "stream": stream}))
-            client.end()
-            answer = client.rest().replace(CONTINUE, b"")  # all of it: the server ends its side too
-        assert answer.startswith(b"HTTP/1.1 200")
-        assert b'"finish_reason":"length"' in answer
-
-
-@pytest.mark.matrix(gate=2)
 @pytest.mark.usefixtures("slowed")
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("half_closes_first", [False, True])
-def test_a_client_that_vanishes_ends_its_generation(server: ServerProcess, stream: bool, half_closes_first: bool) -> None:
+def test_a_client_that_vanishes_ends_its_generation(server: ServerProcess, stream: bool) -> None:
     ended = 'banyan_requests_total{endpoint="completions",finish_reason="abort"}'
     before = server.settled(ended)
     with RawClient(server.url) as client:
         client.send(post(COMPLETIONS, {**LONG, "stream": stream}))
         server.eventually(lambda: server.metric("banyan_requests_running") == 1, "a running request")
-        if half_closes_first:
-            client.end()
     server.eventually(lambda: server.metric(ended) == before + 1, "an aborted request")
     server.until_idle()
 
@@ -186,21 +170,6 @@ def test_a_client_that_waits_for_leave_to_send_its_body_gets_it_or_a_refusal(ser
         assert client.rest().startswith(b"HTTP/1.1 200")
     too_long = head("POST", COMPLETIONS, JSON, f"Content-Length: {33 << 20}", "Expect: 100-continue")
     assert ask(server, too_long).startswith(b"HTTP/1.1 413"), "and closed, so that the next request is not taken for the body"
-
-
-@pytest.mark.parametrize("more", [{}, {"logprobs": 5, "echo": True}], ids=["plain", "in parts"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_of_http_1_0_is_sent_neither_chunks_nor_interim_answers(server: ServerProcess, stream: bool, more: dict[str, Any]) -> None:
-    request = post(COMPLETIONS, {**PROMPT, **more, "stream": stream}, "Connection: keep-alive", "Expect: 100-continue")
-    top, _, body = ask(server, request.replace(b" HTTP/1.1", b" HTTP/1.0", 1)).partition(b"\r\n\r\n")
-    assert top.startswith(b"HTTP/1.1 200 OK")
-    assert (b"transfer-encoding" in top, b"connection: close" in top) == (False, True)
-    if stream:
-        *events, end = body.decode().split("\n\n")
-        assert (events.pop(), end) == ("data: [DONE]", "")
-        assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events)
-    else:
-        assert json.loads(body)["usage"]["completion_tokens"] == 4
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_an_idle_server_uses_no_cpu(server: ServerProcess) -> None:
     before, woken_before = used(), woken()
     time.sleep(5)
     assert (used() - before) / 5 < 0.02
-    assert (woken() - woken_before) / 5 < 6, "a few looks a second are what is left"
+    assert (woken() - woken_before) / 5 < 16, "uvicorn's ten looks a second and a few of ours are what is left"
 
 
 def test_time_goes_on_for_an_idle_server(server: ServerProcess) -> None:

@@ -15,10 +15,9 @@ import uvloop
 from starlette.types import ASGIApp
 
 from banyan_runtime.server.connection import Limits
-from banyan_runtime.server.http import Http
+from banyan_runtime.server.http import HttpServer
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""May come at any time before an answer; a half-closed client gets one so that the server can tell whether it is there."""
 
 
 class RawClient:
@@ -93,7 +92,7 @@ def eventually(seen: Callable[[], bool], limit_s: float = 10.0) -> None:
 def serving(app: ASGIApp, limits: Limits | None = None) -> Iterator[str]:
     """Run `app` behind the server's own HTTP on a free port, on a thread; yields the URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    http = Http(app, limits)
+    http = HttpServer(app, limits)
     http.config.lifespan = "off"
 
     loop = uvloop.new_event_loop()

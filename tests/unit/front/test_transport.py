@@ -248,18 +248,10 @@ def test_a_stream_that_is_read_to_its_end_is_closed_once(url: str, site: Site, n
 
 
 @pytest.mark.parametrize("name", ["endless", "silent"])
-@pytest.mark.parametrize("half_closes_first", [False, True])
-def test_a_client_that_goes_away_ends_the_stream(
-    url: str, site: Site, name: str, half_closes_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # One that closes altogether is noticed at once; one that lived on for a while, with the next comment.
-    monkeypatch.setattr(event_stream, "KEEP_ALIVE_S", 0.5 if half_closes_first else 60.0)
+def test_a_client_that_goes_away_ends_the_stream(url: str, site: Site, name: str) -> None:
     with RawClient(url) as client:
         client.send(head("GET", f"/stream/{name}"))
         client.until(b"\r\n\r\n")
-        if half_closes_first:
-            client.end()
-            client.until(b": keep-alive")
     eventually(lambda: (site.closes, site.generators) == (1, 0), 20)
 
 
@@ -276,19 +268,7 @@ def test_a_stream_whose_response_is_never_called_is_closed_with_its_request(url:
     eventually(lambda: (site.closes, site.generators) == (1, 0))
 
 
-@pytest.mark.parametrize("half_closes_first", [False, True])
-def test_a_client_that_goes_away_ends_the_work(url: str, site: Site, half_closes_first: bool) -> None:
-    with RawClient(url) as client:
-        client.send(head("GET", "/work"))
-        assert site.working.wait(20)
-        if half_closes_first:
-            client.end()
-            time.sleep(0.4)
-            assert not site.worked.is_set()
-    assert site.worked.wait(10)  # less than until a half-closed client is asked once more
-
-
-@pytest.mark.parametrize("size", [1_000, 400_000])
+@pytest.mark.parametrize("size", [0, 1_000, 100_000])
 def test_a_client_that_leaves_behind_a_body_that_nobody_reads_ends_the_work(url: str, site: Site, size: int) -> None:
     with RawClient(url) as client:
         client.send(head("GET", "/work", f"Content-Length: {size}") + bytes(size))

@@ -185,7 +185,7 @@ class Door:
 
     @property
     def _connections(self) -> int:
-        return len(self._front.http.server_state.connections) + len(self._taking)
+        return len(self._front.http.connections) + len(self._taking)
 
     def _report(self, seq: int) -> messages.Report:
         front = self._front
