@@ -160,14 +160,11 @@ OPERATOR = Board(
                     "Since a kind was last heard of",
                     [("time() - max by (kind) (banyan_operator_watch_last_event_timestamp_seconds)", "{{kind}}")],
                     "s",
-                    text="Falls at each event and at the hourly list.",
+                    text="Falls at each event and at the list every five minutes.",
                 ),
                 Panel(
-                    "What watches missed, and restarts of them",
-                    [
-                        ("sum by (kind) (rate(banyan_operator_resync_repairs_total[$__rate_interval])) or vector(0)", "missed {{kind}}"),
-                        ("sum(rate(banyan_operator_watch_restarts_total[$__rate_interval]))", "restarts"),
-                    ],
+                    "What watches missed",
+                    [("sum by (kind) (rate(banyan_operator_resync_repairs_total[$__rate_interval])) or vector(0)", "{{kind}}")],
                     "ops",
                 ),
                 Panel(

@@ -10,9 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-import aiohttp
 import kopf
 import yaml
 from kubernetes.aio import client as kube_client
@@ -80,6 +78,16 @@ class Connection:
         self._load, self._clock = load, clock
         self._renewed = float("-inf")
         self._lock = asyncio.Lock()
+        self._logins = 0
+        self._given: kube_client.Configuration | None = None  # to kopf
+
+    async def login(self) -> kopf.ConnectionInfo:
+        """What kopf connects with. Kopf asks at first, and again when it is refused (401)."""
+        if self._given is not None and not await self.renew(self._given):
+            await asyncio.sleep(1.0)  # the old ones then, which may be good again
+        self._given = self.configuration
+        self._logins += 1
+        return await _described(self._given, self._logins)
 
     async def renew(self, refused: kube_client.Configuration) -> bool:
         """Log in again, unless somebody else has since `refused` was in use. False: there are no fresh credentials for now."""
@@ -98,62 +106,8 @@ class Connection:
             return True
 
 
-class KopfLogin:
-    """Gives kopf sessions with the connection's configuration. Kopf asks for one at first and after each 401."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        observe: Observer,
-        asked: Callable[[str], None],
-        listed: Callable[[str], None],
-        watched: Callable[[str, bool], None],
-    ) -> None:
-        """`asked` is told the path of each request; `listed` that of each list that kopf has got; `watched` that of each watch, and whether
-        it was allowed: kopf tries one that is refused again and again, and tells nobody but the log."""
-        self._connection, self._observe, self._asked, self._listed, self._watched = connection, observe, asked, listed, watched
-        self._given: kube_client.Configuration | None = None
-
-    async def __call__(self) -> kopf.AiohttpSession:
-        if self._given is not None and not await self._connection.renew(self._given):
-            await asyncio.sleep(1.0)  # the old ones then, which may be good again
-        self._given = self._connection.configuration
-        info = await _described(self._given)
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
-            headers=info.as_http_headers(),
-            proxy=info.proxy_url,
-            trace_configs=[self._tracing(urlsplit(info.server).path.rstrip("/"))],
-        )
-        return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
-
-    def _tracing(self, prefix: str) -> Any:
-        """`prefix`: the path of the API server's own URL, where it is behind another server."""
-
-        async def began(_: aiohttp.ClientSession, call: Any, made: aiohttp.TraceRequestStartParams) -> None:
-            call.began = time.monotonic()
-            self._asked(made.url.path.removeprefix(prefix))
-
-        async def ended(_: aiohttp.ClientSession, call: Any, done: aiohttp.TraceRequestEndParams) -> None:
-            self._observe(done.url.authority, done.method, done.response.status, time.monotonic() - call.began)
-            watch, path, status = "watch" in done.url.query, done.url.path.removeprefix(prefix), done.response.status
-            if done.method == "GET" and not watch and status == 200:
-                self._listed(path)
-            if done.method == "GET" and (status == 403 or (watch and status == 200)):
-                self._watched(path, status == 200)
-
-        async def failed(_: aiohttp.ClientSession, call: Any, done: aiohttp.TraceRequestExceptionParams) -> None:
-            self._observe(done.url.authority, done.method, 0, time.monotonic() - call.began)
-
-        tracing: Any = aiohttp.TraceConfig()
-        tracing.on_request_start.append(began)
-        tracing.on_request_end.append(ended)
-        tracing.on_request_exception.append(failed)
-        return tracing
-
-
-async def _described(configuration: kube_client.Configuration) -> kopf.ConnectionInfo:
-    """The configuration in kopf's words."""
+async def _described(configuration: kube_client.Configuration, login: int) -> kopf.ConnectionInfo:
+    """The configuration in kopf's words. `login` makes each different: kopf takes none that equals one that was refused."""
     key: Any = configuration.get_api_key_with_prefix("BearerToken")
     if inspect.isawaitable(key):
         key = await key
@@ -169,4 +123,5 @@ async def _described(configuration: kube_client.Configuration) -> kopf.Connectio
         certificate_path=configuration.cert_file or None,
         private_key_path=configuration.key_file or None,
         proxy_url=configuration.proxy or None,
+        priority=login,
     )

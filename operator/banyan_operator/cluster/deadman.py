@@ -15,7 +15,7 @@ TICK_S: Final = 0.25
 
 
 class Deadman:
-    """`arm`: the process ends after so long, unless disarmed. `watch`: it ends when that moment (monotonic, s) is past."""
+    """`arm`: the process ends after so long. `watch`: it ends when that moment (monotonic, s) is past."""
 
     def __init__(self, end: Callable[[int], None] = os._exit) -> None:
         self._end = end
@@ -34,10 +34,6 @@ class Deadman:
     def watch(self, deadline: Callable[[], float]) -> None:
         with self._lock:
             self._deadline = deadline
-
-    def disarm(self) -> None:
-        with self._lock:
-            self._armed = self._deadline = None
 
     def _run(self) -> None:
         while True:

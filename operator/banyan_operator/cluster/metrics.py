@@ -75,7 +75,6 @@ class Metrics:
             ["kind"],
             registry=registry,
         )
-        self.restarts = Counter("banyan_operator_watch_restarts", "Times the watches ended and were started again.", registry=registry)
         self.status_errors = Counter(
             "banyan_operator_status_patch_errors", "Status writes that failed.", ["kind", "code"], registry=registry
         )

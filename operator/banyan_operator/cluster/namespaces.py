@@ -18,7 +18,7 @@ NOTHING: Final = "metadata.name=-"  # of a list: whether we may ask is all that 
 
 
 class NamespacesChangedError(Exception):
-    """Another life is to begin, for more namespaces or for fewer."""
+    """The operator is to start again, for more namespaces or for fewer."""
 
 
 async def reachable(api: Api, namespaces: Collection[str], lease: str | None) -> tuple[str, ...]:

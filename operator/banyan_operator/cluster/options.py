@@ -67,7 +67,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     add(
         "--resync-seconds",
         "BANYAN_RESYNC_SECONDS",
-        "3600",
+        "300",
         "everything is listed again after so long, beside the watches",
         _between(float, 1),
     )

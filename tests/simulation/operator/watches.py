@@ -17,7 +17,6 @@ from tests.support.kube.apiserver import Server
 
 assert f"{MANAGED_BY_LABEL}={FIELD_MANAGER}" == CHILD_SELECTOR
 
-Listed = Callable[[str], None]
 Seen = Callable[[Kind, str | None, Manifest], None]
 _KINDS = {kind.kind: kind for kind in TABLE}
 
@@ -65,11 +64,9 @@ class Hub:
 class Watch:
     """One operator's stream of one kind."""
 
-    def __init__(
-        self, hub: Hub, server: Server, rng: random.Random, kind: Kind, lag_s: float, trouble: float, listed: Listed, seen: Seen
-    ) -> None:
+    def __init__(self, hub: Hub, server: Server, rng: random.Random, kind: Kind, lag_s: float, trouble: float, seen: Seen) -> None:
         self.kind, self.lag_s, self.trouble = kind, lag_s, trouble
-        self._server, self._rng, self._listed, self._seen = server, rng, listed, seen
+        self._server, self._rng, self._seen = server, rng, seen
         self._last = 0.0
         self._of: dict[str, tuple[float, Sighting]] = {}
         self._stream = 0  # raised when what is under way is lost
@@ -110,7 +107,6 @@ class Watch:
         if self.closed or stream != self._stream:
             return
         self._listening = True
-        self._listed(self.kind.path(None))
         for one in self._server.of(self.kind):
             if shown_to(self.kind, one):
                 self.push(Sighting(None, one))

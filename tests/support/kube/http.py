@@ -97,7 +97,6 @@ class ApiServer:
 
     calls: list[Call] = field(default_factory=list)
     answer: Callable[[Call], web.Response | None] = field(default=lambda _: None)
-    prefix: str = ""  # of all paths, as behind another server
     silent: bool = False  # takes requests, and never answers (for the rest of its life)
     deaf_watches: bool = False  # watches show nothing: what has happened is missed for good
     withdrawn: set[kinds.Kind] = field(default_factory=set)  # kinds whose definition was deleted; see `withdraw`
@@ -145,7 +144,7 @@ class ApiServer:
         raw = await request.read()
         call = Call(
             request.method,
-            request.path.removeprefix(self.prefix),
+            request.path,
             dict(request.query),
             dict(request.headers),
             json.loads(raw) if raw else None,

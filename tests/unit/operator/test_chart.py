@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from banyan_operator.cluster.life import LEASE
+from banyan_operator.cluster.manager import LEASE
 from banyan_operator.cluster.options import parse
 from banyan_operator.kube import kinds
 from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT
@@ -177,7 +177,7 @@ def test_what_the_chart_puts_into_the_environment_the_operator_understands() -> 
     assert parse([], environment(pod) | {"KUBERNETES_SERVICE_HOST": "fd00::1"}).host == "::"
     assert options.image_pull_secrets == ("first",)
     assert options.namespaces == ("a", "b")
-    assert (options.workers, options.resync_s) == (3, 3600)
+    assert (options.workers, options.resync_s) == (3, 300)
     ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
     assert ports == {"http": options.port, "probes": options.probe_port}
     assert pod["containers"][0]["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "probes"}

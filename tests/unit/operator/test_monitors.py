@@ -7,7 +7,7 @@ import contextlib
 import time
 from typing import Any
 
-from banyan_operator.cluster.relist import Relist
+from banyan_operator.cluster.resync import Resync
 from banyan_operator.kube.kinds import POD_MONITOR
 from banyan_operator.kube.objects import Key
 from banyan_operator.plan import Manifest, Settings, World
@@ -128,38 +128,38 @@ def test_a_monitor_that_was_deleted_is_made_again_at_the_next_change_of_what_it_
 POD_MONITOR_KEY = Key("PodMonitor", "team", "smollm2")
 
 
-def test_the_audit_finds_a_monitor_that_was_deleted_and_one_that_nobody_wants() -> None:
+def test_a_resync_finds_a_monitor_that_was_deleted_and_one_that_nobody_wants() -> None:
     async def scenario(rig: Rig) -> None:
         edit(rig, MONITORED)
         await rig.work()
-        relist = Relist(rig.store, rig.api, rig.metrics, (), rig.driver.concerns)
+        resync = Resync(rig.store, rig.api, rig.metrics, (), rig.driver.concerns)
         rig.server.remove(MONITOR)
-        await relist.everything()
+        await resync.everything()
         await rig.work()
         assert MONITOR in rig.server.objects
         rig.store.forget(POD_MONITOR_KEY)  # an operator that has just started
         rig.see({**rig.server.objects[KEY_PLACE], "spec": SERVER["spec"]})
         await rig.work()
-        await relist.everything()
+        await resync.everything()
         await rig.work()
         assert MONITOR not in rig.server.objects
         rig.server.answer = lambda call: unserved() if "monitoring.coreos.com" in call.path else None
         async with asyncio.timeout(10):
-            await relist.everything()
-        assert relist.trouble is None
+            await resync.everything()
+        assert resync.trouble is None
         rig.server.answer = lambda _: refusal(503, "ServiceUnavailable", "it starts")
-        tries = asyncio.create_task(relist.everything())
+        tries = asyncio.create_task(resync.everything())
         for _ in range(1000):
-            if "podmonitors" in (relist.trouble or ""):
+            if "podmonitors" in (resync.trouble or ""):
                 break
             await asyncio.sleep(0.01)
         tries.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await tries
-        assert "podmonitors" in (relist.trouble or "")
+        assert "podmonitors" in (resync.trouble or "")
         rig.server.answer = lambda call: unserved() if "monitoring.coreos.com" in call.path else None
         async with asyncio.timeout(10):
-            await relist.everything()
-        assert relist.trouble is None, "it is not served, which is no trouble, also behind an outage"
+            await resync.everything()
+        assert resync.trouble is None, "it is not served, which is no trouble, also behind an outage"
 
     run(really, scenario)

@@ -123,7 +123,6 @@ def test_every_series_is_declared_and_a_resource_brings_its_own() -> None:
         "workqueue_adds",
         "banyan_operator_build_info",
         "banyan_operator_leader",
-        "banyan_operator_watch_restarts",
         "banyan_inferenceserver_replicas",
         "banyan_batchjob_lines",
     } <= families.keys()

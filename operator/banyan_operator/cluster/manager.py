@@ -1,6 +1,6 @@
-"""One life of the operator in a cluster: everything that kopf's loop carries beside kopf, from start to clean-up.
+"""What the operator's process runs beside kopf: the lease, the workers, resyncs and the operator's own HTTP.
 
-A life ends whole: by a signal, by a watch that kopf cannot go on with, by the loss of the lease. Nothing of it goes on in the next.
+The process ends by a signal, by a watch that kopf cannot go on with, or by the loss of the lease. Its Deployment starts it again.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
-
-from prometheus_client.registry import Collector
 
 from banyan_operator import __version__
 from banyan_operator.cluster.apply import Applier
 from banyan_operator.cluster.client import Api
-from banyan_operator.cluster.connection import Connection, KopfLogin
+from banyan_operator.cluster.connection import Connection
 from banyan_operator.cluster.deadman import Deadman
 from banyan_operator.cluster.driver import Driver
 from banyan_operator.cluster.gather import Gatherer
@@ -30,12 +28,11 @@ from banyan_operator.cluster.options import Options
 from banyan_operator.cluster.podclient import Pods
 from banyan_operator.cluster.queue import WorkQueue
 from banyan_operator.cluster.recorder import Recorder
-from banyan_operator.cluster.relist import Relist
 from banyan_operator.cluster.report import Reporter
+from banyan_operator.cluster.resync import Resync
 from banyan_operator.cluster.store import Store, owners
 from banyan_operator.kube.addresses import in_url
-from banyan_operator.kube.kinds import RESOURCES, Kind
-from banyan_operator.kube.objects import Key
+from banyan_operator.kube.kinds import RESOURCES, WATCHED
 from banyan_operator.plan import Settings
 from banyan_operator.reconcile import decide
 
@@ -48,8 +45,12 @@ WATCHES: Final = "watcher for "  # how kopf calls the tasks of its watches
 WORK_LIMIT_S: Final = 120.0  # one key is at work for longer only if something is stuck
 
 
-class Life:
-    """`start` and `stop` are kopf's; in between `seen` takes what its watches show. `ended` is set when it can not go on."""
+class UnwatchedError(Exception):
+    """Kopf does not watch everything that it was told to."""
+
+
+class Manager:
+    """`start` and `stop` are called by kopf. `ended` is set when the process can not go on; `error` tells why."""
 
     def __init__(
         self, options: Options, metrics: Metrics, deadman: Deadman, connection: Connection, absent: Collection[str] = frozenset()
@@ -57,22 +58,23 @@ class Life:
         """`absent`: namespaces that are to be looked after, too, and cannot be just now."""
         self._absent = absent
         metrics.absent.set(len(absent))
-        self._options, self._metrics, self._deadman = options, metrics, deadman
+        self._options, self._metrics, self._deadman, self.connection = options, metrics, deadman, connection
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
         self._synced = False
         self._task: asyncio.Task[None] | None = None
-        self._collectors: list[Collector] = []
 
         self._api = api = Api(connection, metrics.observe_call)
-        self._store, self._queue = Store(), WorkQueue(time.monotonic)
-        self._pods = Pods(lambda pod: self._concerns(owners(pod)))
-        self._driver = Driver(
-            store=self._store,
+        store, self._queue = Store(), WorkQueue(time.monotonic)
+        metrics.registry.register(StoreCollector(store))
+        metrics.registry.register(QueueCollector(self._queue))
+        self._pods = Pods(lambda pod: self.driver.concerns(owners(pod)))
+        self.driver = Driver(
+            store=store,
             queue=self._queue,
-            gatherer=Gatherer(self._store, api, self._pods),
-            applier=Applier(self._store, api, metrics, self._concerns),
-            reporter=Reporter(self._store, api, Recorder(api), metrics, self._concerns),
+            gatherer=Gatherer(store, api, self._pods),
+            applier=Applier(store, api, metrics, lambda keys: self.driver.concerns(keys)),
+            reporter=Reporter(store, api, Recorder(api), metrics, lambda keys: self.driver.concerns(keys)),
             metrics=metrics,
             settings=Settings(
                 runtime_image=options.runtime_image,
@@ -84,25 +86,21 @@ class Life:
             ),
             decide=decide,
         )
-        self._relist = Relist(self._store, api, metrics, options.namespaces, self._concerns, options.resync_s)
+        self._resync = Resync(store, api, metrics, options.namespaces, self.driver.concerns, options.resync_s)
         identity = f"{options.namespace}/{_candidate(os.environ)}"
         places, gone = options.leases if options.leader_election else (), set[str]()
         self._leases = [Lease(api, namespace, LEASE, identity, gone=gone) for namespace in places]
         self._rivals = Rivals(api, LEASE, options.namespaces, options.lease_namespace)
         self._health = Health(metrics, self.trouble, self._unready)
-        self.login = KopfLogin(connection, metrics.observe_call, self._relist.asked, self._relist.listed, self._relist.watched)
 
     async def start(self) -> None:
         """Return once everything was listed. Kopf looks for what it is to watch afterwards, and never again: by then it is served."""
         options = self._options
         try:
             await self._health.start(options.host, options.port)
-            for collector in (StoreCollector(self._store), QueueCollector(self._queue)):
-                self._metrics.registry.register(collector)
-                self._collectors.append(collector)
             where = f"{in_url(options.host)}:{options.port}"
             log.info("banyan-operator %s on %s, /livez /readyz /metrics on %s", __version__, self._api.host, where)
-            await self._relist.everything()
+            await self._resync.everything()
         except BaseException as error:
             self.error = None if isinstance(error, asyncio.CancelledError) else error
             await self.stop()  # kopf cleans up only after what has started
@@ -110,18 +108,12 @@ class Life:
         self._synced = True
         self._task = asyncio.create_task(self._run())
 
-    def seen(self, kind: Kind, type_: str | None, manifest: Mapping[str, Any]) -> None:
-        """A watch shows an object; its type is None where kopf lists."""
-        self._driver.seen(kind, type_, manifest)
-
     async def stop(self) -> None:
         """End what is at work, and let the next operator take over."""
         self._deadman.arm(STOP_S + RELEASE_S + 2, "not everything could be stopped in time")
-        while self._collectors:  # first: the next life registers its own, whatever fails here
-            self._metrics.registry.unregister(self._collectors.pop())
         watches = asyncio.create_task(_end_watches())
         if self._task is not None:
-            await self._driver.drain(STOP_S if self.error is None else 0.0)
+            await self.driver.drain(STOP_S if self.error is None else 0.0)
             self._task.cancel()
             await asyncio.wait((self._task,), timeout=1.0)
         await asyncio.gather(*(lease.release() for lease in self._leases))
@@ -141,7 +133,7 @@ class Life:
         return None
 
     def _unready(self) -> str | None:
-        return self._relist.trouble or self._rivals.trouble or (None if self._synced else "not everything was listed yet")
+        return self._resync.trouble or self._rivals.trouble or (None if self._synced else "not everything was listed yet")
 
     # --- its one task ---
 
@@ -149,8 +141,8 @@ class Life:
         """Lead and work, until cancelled or until something of it fails."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._relist.run())
-                group.create_task(self._relist.all_watched())
+                group.create_task(self._resync.run())
+                group.create_task(_all_watched())
                 group.create_task(watch(self._api, self._options.namespaces, self._absent, LEASE if self._leases else None))
                 if self._leases:
                     await self._win(group)
@@ -175,32 +167,48 @@ class Life:
             await lease.hold()
         except LeaseLostError as error:
             log.error("%s; ending, so that nothing is written any more", error)
-            self._driver.stopping = True
+            self.driver.stopping = True
             self._deadman.arm(LOST_S, "the lease is lost")
             self._end(error)  # at once: the other tasks may take long to be cancelled
             raise
 
     async def _work(self) -> None:
-        await self._relist.everything()  # who stood by for long decides on what is, not on what the watches remember
+        await self._resync.everything()  # who stood by for long decides on what is, not on what the watches remember
         self._metrics.leader.set(1)
         for kind in RESOURCES:
             self._metrics.most.labels(kind.kind.lower()).set(self._options.workers)
         async with asyncio.TaskGroup() as group:
             for _ in range(self._options.workers):
-                group.create_task(self._driver.work())
+                group.create_task(self.driver.work())
 
     def _end(self, error: BaseException) -> None:
         self.error = self.error or error
         self.ended.set()
 
-    def _concerns(self, keys: Iterable[Key]) -> None:
-        self._driver.concerns(keys)
+
+def _watches() -> list[asyncio.Task[Any]]:
+    """The tasks of kopf's watches."""
+    return [task for task in asyncio.all_tasks() if task.get_name().startswith(WATCHES)]
+
+
+async def _all_watched() -> None:
+    """Return when kopf watches every kind. Raises UnwatchedError where it has passed over one.
+
+    Kopf looks once for what is served, and begins all watches together. A kind whose definition has just been applied can be listed
+    before the API server tells that it is served.
+    """
+    names = set[str]()
+    while not names:
+        await asyncio.sleep(1.0)
+        names = {task.get_name().removeprefix(WATCHES).partition(".")[0] for task in _watches()}
+    if left := sorted({kind.plural for kind in WATCHED if not kind.optional} - names):
+        raise UnwatchedError(f"{', '.join(left)} can be listed, and kopf does not watch them")
 
 
 async def _end_watches() -> None:
     """End those that kopf has left. It ends them by itself where it is told to stop, but not where one of them failed (a CRD that is
     deleted, say): then it gives the others 5 s, cancels them together with the tasks that they need for their end, and waits for ever."""
-    left = [task for task in asyncio.all_tasks() if task.get_name().startswith(WATCHES)]
+    left = _watches()
     for task in left:
         task.cancel()
     if left:
