@@ -199,10 +199,12 @@ class Sources:
         fields = {name: given[name] for name in FIELDS if name in given}
         for statement in (one for node in line for one in node.body):
             match statement:
-                case ast.Assign(targets=[ast.Name(id="exit_code")], value=ast.Constant(value=code)):
-                    fields.setdefault("exit_code", [str(code)])
+                case ast.Assign(targets=[ast.Name(id="code" | "exit_code" as name)], value=ast.Constant(value=word)):
+                    fields.setdefault(name, [str(word)])
         shown = [f"{name}={_one(texts)}" for name, texts in fields.items() if not all(VALUE.fullmatch(text) or not text for text in texts)]
-        for text in given.get("message") or [text for name, texts in given.items() if name not in FIELDS for text in texts]:
+        hints = given.get("hint") or [""]
+        texts = [f"{text}; {hint}" if hint else text for text in given.get("message") or () for hint in hints]
+        for text in texts or [text for name, texts in given.items() if name not in FIELDS for text in texts]:
             yield Message("", CARRIERS.get(line[0].name, line[0].name), ", ".join(shown), text)
 
     def _of_function(self, home: Module, node: Function, call: ast.Call, scope: Scope) -> Iterator[Message]:

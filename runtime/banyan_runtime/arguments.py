@@ -61,4 +61,4 @@ def _check_text(argv: Sequence[str]) -> None:
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise ConfigError(f"{ascii(name).strip(chr(39)) or 'the first argument'} is not valid UTF-8; use another value") from None
+            raise ConfigError("is not valid UTF-8; use another value", field=ascii(name).strip("'") or "the first argument") from None

@@ -376,16 +376,16 @@ class ServerConfig:
             value = getattr(self, spec.name)
             check: Check | None = spec.metadata["check"]
             if value is dataclasses.MISSING:
-                raise ConfigError(f"{flag(spec.name)} is required")
+                raise ConfigError("is required", field=flag(spec.name))
             if check is not None and value is not None and (problem := check(value)):
-                raise ConfigError(f"{flag(spec.name)}={value} {problem}")
+                raise ConfigError(problem, field=flag(spec.name), value="" if spec.metadata["secret"] else value)
         chunk = self.chunked_prefill_size
         if chunk is not None and chunk > 0 and chunk % self.page_size:
-            raise ConfigError(f"--chunked-prefill-size={chunk} must be a multiple of --page-size={self.page_size}")
+            raise ConfigError(f"must be a multiple of --page-size={self.page_size}", field="--chunked-prefill-size", value=chunk)
         if self.api_key is not None and self.api_keys_file is not None:
-            raise ConfigError("--api-key and --api-keys-file exclude each other; remove one")
+            raise ConfigError("excludes --api-keys-file; remove one", field="--api-key")
         if self.admin_api_key is not None and self.admin_api_keys_file is not None:
-            raise ConfigError("--admin-api-key and --admin-api-keys-file exclude each other; remove one")
+            raise ConfigError("excludes --admin-api-keys-file; remove one", field="--admin-api-key")
 
     @property
     def tokenizer(self) -> str:

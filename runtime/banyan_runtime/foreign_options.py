@@ -109,7 +109,7 @@ def refuse(rest: Sequence[str]) -> None:
         name, equals, value = word.partition("=")
         key = name.removeprefix("--").replace("-", "_")
         if not name.startswith("--") or (key not in REFUSED and key not in HARMLESS):
-            raise ConfigError(f"unknown option {word}; see 'banyan-runtime serve --help'")
+            raise ConfigError("unknown option; see 'banyan-runtime serve --help'", field=name)
         values = [value] if equals else []
         while not equals and position < len(rest) and not rest[position].startswith("--"):
             values.append(rest[position])
@@ -120,12 +120,13 @@ def refuse(rest: Sequence[str]) -> None:
         refused = REFUSED[key]
         given = " ".join(values) if values else "true"
         if given.lower() != str(refused.default).lower():
-            raise ConfigError(f"{name}={given} is not supported: {refused.reason}. Remove the flag or use {refused.default}.")
+            message = f"is not supported: {refused.reason}. Remove the flag or use {refused.default}"
+            raise ConfigError(message, field=name, value=given)
 
 
 def _check_numbers(name: str, count: int | None, values: Sequence[str]) -> None:
     if not all(value.isdecimal() and int(value) > 0 for value in values):
-        raise ConfigError(f"{name}={' '.join(values)} must be whole numbers of at least 1")
+        raise ConfigError("must be whole numbers of at least 1", field=name, value=" ".join(values))
     if (count is None and not values) or (count is not None and len(values) != count):
         wanted = {0: "no value", 1: "one value", None: "at least one value"}[count]
-        raise ConfigError(f"{name}={' '.join(values)} takes {wanted}")
+        raise ConfigError(f"takes {wanted}", field=name, value=" ".join(values))

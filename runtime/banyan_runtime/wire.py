@@ -342,10 +342,13 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     """The engine is about to exit. `exit_code` is the one the server should end with: 64 bad configuration, 65 bad model
-    files, 70 internal."""
+    files, 70 internal. The others are those of a UserError."""
 
     message: str
     exit_code: int
+    code: str
+    field: str = ""
+    value: str = ""
 
 
 EngineMessage = StartupProgress | Ready | StepOutput | Failed | Stats | Flushed | Pong | Fatal

@@ -27,19 +27,15 @@ SHELLS: Final = ("sh", "bash", "dash", "ash", "zsh")
 _SCRIPT_FLAG: Final = re.compile("-[a-z]*c")
 FIELDS: Final = {
     "--run-id": "spec.output.resume",
-    "--overwrite": "spec.output.overwrite",
-    "--allow-unfenced": "spec.output.allowUnfenced",
     "--input": "spec.input.uri",
     "--retry-failed": "spec.input.failedOf",
-    "--on-invalid-line": "spec.input.onInvalidLine",
     "--output": "spec.output.uri",
     "--endpoint": "spec.endpoint",
     "--workers": "spec.workers",
     "--api-key-file": "spec.apiKeySecretRef",
-    "--server-timeout": "spec.server.probes.startupTimeoutSeconds",
     "--max-error-percent": "spec.maxErrorPercent",
 }
-"""What the worker calls by an option of its command line is this field here: users of a BatchJob have never seen that line."""
+"""The fields behind the worker's options that its termination messages name."""
 RUN_ID: Final = "BANYAN_RUN_ID"
 GRACE_S: Final = 120  # after SIGTERM the worker takes what is in flight, and says how far it came
 

@@ -26,13 +26,13 @@ from banyan_operator.observed.seen import Seen, Stage
 
 REFUSAL_CODES: Final = (64, 65, 77, 78)
 """The plan, or the work before any request, found that this cannot be done."""
-PUBLISHED: Final = ("Succeeded", "Cancelled", "Expired", "Failed", "TooManyErrors", "AllLinesFailed")
-"""Last words of a merge that has published."""
+PUBLISHED: Final = ("succeeded", "cancelled", "expired", "failed", "too_many_errors", "all_lines_failed")
+"""Codes of a merge that has published."""
 ENDED_EARLY: Final = {
-    "Cancelled": "was cancelled",
-    "Expired": "had expired",
-    "Failed": "had failed",
-    "TooManyErrors": "had failed with too many errors",
+    "cancelled": "was cancelled",
+    "expired": "had expired",
+    "failed": "had failed",
+    "too_many_errors": "had failed with too many errors",
 }
 """Of these, those of a run that was published before all of it was done, and how it was."""
 UNREPORTED: Final = "The report of the worker's pod was never seen: counts are as last known."
@@ -212,7 +212,7 @@ def _merged(merge: Stage) -> Over:
             return _ended(CANCEL, f"What was done by then is published.{_heard(merge)}")
         case "expired":
             return _ended(EXPIRE, f"What was done by then is published.{_heard(merge)}")
-        case None if said == "AllLinesFailed":
+        case None if said == "all_lines_failed":
             return _failed(replace(_why(ending, "AllLinesFailed"), refusal=False))
         case None if said in ENDED_EARLY:
             return _ended_early(said, answers.counts(merge.words.get("requestCounts")), _tail(ending))
@@ -236,9 +236,13 @@ def _ended_early(said: str, counts: RequestCounts | None, tail: str) -> Over:
     message = f"The run {ENDED_EARLY[said]} before, and what was done by then is published: {lacking}."
     message += f" A new BatchJob with this output as its spec.input.failedOf runs those.{tail}"
     match said:
-        case "Cancelled" | "Expired":
-            return Over(said, no(said, message))
-    return _failed(Because("TooManyErrors" if said == "TooManyErrors" else "WorkersFailed", message))
+        case "cancelled":
+            return Over("Cancelled", no("Cancelled", message))
+        case "expired":
+            return Over("Expired", no("Expired", message))
+        case "too_many_errors":
+            return _failed(Because("TooManyErrors", message))
+    return _failed(Because("WorkersFailed", message))
 
 
 def _failed(because: Because) -> Over:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from banyan_operator.desired import serverpod
-from banyan_operator.desired.batchjob import STOPPED
 from banyan_operator.desired.batchpod import CONTAINER, FIELDS
 from banyan_operator.kube.kinds import CLAIM
 from banyan_operator.observed.answers import Readiness
-from banyan_operator.observed.pods import Container, End, LastWords, Pod, age_s
+from banyan_operator.observed.pods import Container, End, Pod, age_s
 from banyan_operator.plan import Manifest
 
 SHORT: Final = 512  # characters of a scheduler's or kubelet's text
@@ -24,10 +22,6 @@ _BACK_OFF: Final = re.compile(r'(Back-off pulling image "[^"]*"|ImagePullBackOff
 _PULL_SECRET: Final = "Name a pull secret in imagePullSecrets"
 _PULL_NAME: Final = "Check the image's name and that the node can reach its registry"
 _PULL_STEP: Final = re.compile(rf"\. (?={_PULL_SECRET}|{_PULL_NAME})")  # behind what the registry answered
-_OPTION: Final = re.compile(
-    rf"(?<![\w-])({'|'.join(FIELDS)})(?![\w-])((?:=|(?<=--run-id) |(?<=--on-invalid-line) )\S+)?"
-)  # greedy: anybody's image writes the text, and a pattern that tries each length of a word takes the square of it
-_BEHIND: Final = ":;,.)"  # what may follow a value in a sentence
 EARLY: Final = frozenset({"Starting", "Loading", "NotReady"})
 """Reasons that a healthy pod passes through."""
 
@@ -166,7 +160,7 @@ def _not_started(pod: Pod, view: View) -> Diagnosis | None:
     for container in pod.containers:
         end = container.failure
         if container.waiting in START_REASONS or (end is not None and end.reason in START_REASONS):
-            text = container.waiting_message or (end.words.message if end else "")
+            text = container.waiting_message or (end.message.message if end else "")
             step = "Check that the image is a Banyan runtime image of this version"
             return _at(pod, container, "ContainerStartFailed", "the container cannot be started", text, step, end)
     return None
@@ -259,13 +253,8 @@ def _starting(pod: Pod, view: View) -> Diagnosis | None:
 
 # --- how a process of ours ended ---
 
-_ACCELERATOR_FULL: Final = re.compile(r"accelerator ran out of memory|CUDA\b.{0,20}\bout of memory", re.IGNORECASE)  # ours, and torch's
 _CLAIM: Final = "pvc://"
 _MODELS_CLAIM: Final = "models"  # as in local/volumes.py
-_NO_FOLDER: Final = "no such folder"  # as the runtime says it of --model-path
-_SEE_TIMEOUT: Final = "; see --server-timeout"  # and of a server that does not become ready
-_UNPUBLISHED: Final = "; nothing was published"  # as a worker says that is told to end (`batch/cli.py` of the runtime)
-_WORD: Final = re.compile(r"[A-Z][a-zA-Z]{1,63}")  # of any image: what is longer no status takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,57 +271,65 @@ class _Exit:
         return f"{self.step}. {then}" if self.step else then
 
 
+_MODEL_DENIED: Final = _Exit("ModelAccessDenied", "access to the model is refused", "")
+_DENIED: Final = "access to the input, the output or the server is refused"
+_NO_SERVER: Final = "the server did not answer"
 _SERVER_EXITS: Final = {
-    64: _Exit("RuntimeConfigInvalid", "the server refuses its configuration", "Correct spec.runtime"),
-    65: _Exit("ModelInvalid", "the model cannot be served", "Check spec.model.uri and the model's files"),
-    69: _Exit("ModelDownloadFailed", "the model cannot be fetched", "Check spec.model.uri and that the pod reaches its source"),
-    74: _Exit("ModelDownloadFailed", "the model cannot be read", "Check spec.model.uri and the volume behind it"),
-    75: _Exit("TemporaryFailure", "something it needs is not to be had for now", "The server is started again"),
-    77: _Exit("ModelAccessDenied", "access to the model is refused", ""),
-    78: _Exit("RuntimeConfigInvalid", "the server refuses its configuration", "Correct spec.runtime"),
-}
+    "invalid_flag": _Exit("RuntimeConfigInvalid", "the server refuses its configuration", "Correct spec.runtime"),
+    "invalid_model": _Exit("ModelInvalid", "the model cannot be served", "Check spec.model.uri and the model's files"),
+    "model_not_found": _Exit("ModelInvalid", "the model is not there", "Check spec.model.uri"),
+    "access_denied": _MODEL_DENIED,
+    "storage_denied": _MODEL_DENIED,
+    "cache_not_writable": _Exit("CacheNotWritable", "the volume that models are fetched to cannot be written",
+        "Mount it for writing, by a group that may (spec.security.fsGroup), or name another spec.cache"),
+    "source_unreachable": _Exit("ModelDownloadFailed", "the model's source does not answer", "The server is started again"),
+    "unavailable": _Exit("TemporaryFailure", "something it needs is not to be had for now", "The server is started again"),
+    "out_of_memory": _Exit("AcceleratorOutOfMemory", "the accelerator's memory is full",
+        "Lower spec.runtime.memoryPercent or contextLength, or use larger accelerators"),
+}  # fmt: skip
 _WORKER_EXITS: Final = {
-    64: _Exit("RuntimeConfigInvalid", "the worker refuses its configuration", "Correct the spec in a new BatchJob"),
-    65: _Exit("InputInvalid", "the input or output cannot be used", "Correct spec.input or spec.output in a new BatchJob"),
-    69: _Exit("ServerUnavailable", "the server did not answer", "Check the InferenceServer", again=True),
-    74: _Exit("StorageFailed", "reading or writing failed", "Check spec.input, spec.output and spec.s3", again=True),
-    75: _Exit("TemporaryFailure", "something it depends on is down", "", again=True),
-    77: _Exit("AccessDenied", "access to the input, the output or the server is refused", ""),
-    78: _Exit("RuntimeConfigInvalid", "the worker refuses its configuration", "Correct the spec in a new BatchJob"),
-    79: _Exit("TooManyErrors", "more requests failed than spec.maxErrorPercent allows", "See the errors file"),
-    143: _Exit("Interrupted", "the worker was stopped before it was done", "", again=True),
-}
-_WORDS: Final = {  # finer than an exit code; what a worker's message calls an option is a field here
-    "CacheNotWritable": _Exit(
-        "CacheNotWritable",
-        "the volume that models are fetched to cannot be written",
-        "Mount it for writing, by a group that may (spec.security.fsGroup), or name another spec.cache",
-    ),
-    "SourceUnreachable": _Exit("ModelDownloadFailed", "the model's source does not answer", "The server is started again"),
-    "InputNotFound": _Exit("InputNotFound", "the input cannot be read", "Correct spec.input in a new BatchJob"),
-    "InputChanged": _Exit(
-        "InputChanged",
-        "the input is not what it was when the run began",
+    "invalid_flag": _Exit("InvalidSpec", "the worker refuses its configuration", "Correct the spec in a new BatchJob"),
+    "model_not_found": _Exit("ModelNotFound", "the server does not serve it", "Correct spec.modelName or spec.endpoint in a new BatchJob"),
+    "input_not_found": _Exit("InputNotFound", "the input cannot be read", "Correct spec.input in a new BatchJob"),
+    "input_invalid": _Exit("InputInvalid", "the input or output cannot be used", "Correct spec.input or spec.output in a new BatchJob"),
+    "invalid_line": _Exit("InputInvalid", "a line is invalid", "Correct it, or set spec.input.onInvalidLine: Record, in a new BatchJob"),
+    "input_changed": _Exit("InputChanged", "the input is not what it was when the run began",
         "Put it back as it was and name this output in spec.input.failedOf of a new BatchJob, or give that what is there now and another "
-        "output",
-    ),
-    "OutputExists": _Exit(
-        "OutputExists",
-        "the output cannot be used",
+        "output"),
+    "output_not_found": _Exit("OutputNotFound", "the output cannot be used", "Create it, or correct spec.output.uri in a new BatchJob"),
+    "output_exists": _Exit("OutputExists", "the output cannot be used",
         "Name another spec.output.uri in a new BatchJob; spec.output.resume there goes on with a run that was left, by its name; "
-        "spec.output.overwrite takes the output from whoever has it, results included",
-    ),
-}
+        "spec.output.overwrite takes the output from whoever has it, results included"),
+    "conditional_writes_unsupported": _Exit("ConditionalWritesUnsupported", "the output cannot be used",
+        "Name another storage in spec.output.uri of a new BatchJob, or set spec.output.allowUnfenced and spec.workers: 1"),
+    "run_ended": _Exit("RunEnded", "the run has ended before all of it was done",
+        "Name this output in spec.input.failedOf of a new BatchJob, with another spec.output.uri: that runs the rest"),
+    "results_damaged": _Exit("ResultsDamaged", "what the run keeps in its output cannot be read",
+        "Put it back and name the run in spec.output.resume of a new BatchJob, or set spec.output.overwrite there"),
+    "all_lines_failed": _Exit("AllLinesFailed", "every request failed", "See the errors file"),
+    "too_many_errors": _Exit("TooManyErrors", "more requests failed than spec.maxErrorPercent allows", "See the errors file"),
+    "server_gone": _Exit("ServerGone", _NO_SERVER, "Check the InferenceServer", again=True),
+    "server_not_ready": _Exit("ServerNotReady", _NO_SERVER,
+        "Check the server; one of the batch's own gets spec.server.probes.startupTimeoutSeconds", again=True),
+    "api_key_denied": _Exit("AccessDenied", _DENIED, "Name a key that the server takes in spec.apiKeySecretRef of a new BatchJob"),
+    "storage_denied": _Exit("AccessDenied", _DENIED, ""),
+    "storage_unavailable": _Exit("StorageUnavailable", "the storage does not answer", "", again=True),
+    "unavailable": _Exit("TemporaryFailure", "something it depends on is down", "", again=True),
+    "unfinished": _Exit("Unfinished", "the run is not done", "", again=True),
+    "interrupted": _Exit("Interrupted", "the worker was stopped before it was done", "", again=True),
+}  # fmt: skip
+_SERVER_CODES: Final = {64: "invalid_flag", 65: "invalid_model", 75: "unavailable", 77: "access_denied"}
+_WORKER_CODES: Final = {
+    64: "invalid_flag", 65: "input_invalid", 69: "server_gone", 75: "unavailable", 77: "storage_denied", 79: "too_many_errors",
+    143: "interrupted",
+}  # fmt: skip
+"""By exit code, where the termination message was lost or its code is unknown."""
 _READABLE: Final = "Let the pods' user read the files (chmod -R a+rX), or name their group in spec.security.fsGroup"
 _MODEL_ACCESS: Final = {
     "hf": "Name a token that may read the repository in spec.model.huggingFace.tokenSecretRef",
     "s3": "Name keys that may read the bucket in spec.model.s3.credentialsSecretRef",
 }
-_WORKER_ACCESS: Final = {
-    "s3://": "Name keys that may read the input and write the output in spec.s3.credentialsSecretRef of a new BatchJob",
-    "the server refuses the API key": "Name a key that the server takes in spec.apiKeySecretRef of a new BatchJob",
-}
-"""By how a worker's message begins."""
+_BUCKET_ACCESS: Final = "Name keys that may read the input and write the output in spec.s3.credentialsSecretRef of a new BatchJob"
 _FOLDER_ACCESS: Final = (
     "Let the pods' user read the input and write the output (chmod), or name their group in spec.security.fsGroup of a new BatchJob"
 )
@@ -340,35 +337,25 @@ _FOLDER_ACCESS: Final = (
 
 def crash(pod: Pod, container: Container, end: End, view: View) -> Diagnosis:
     """Why a container ended as it did."""
-    text, code = _words(end), end.words.code
-    if container.name == CONTAINER:
-        if pod.container(serverpod.CONTAINER) is None:
-            text = text.removesuffix(_SEE_TIMEOUT)  # no field of a BatchJob says how long the server of another is waited for
-        text = _OPTION.sub(_as_field, text)
-    if code == "cuda_oom" or "cuda_oom" in text or _ACCELERATOR_FULL.search(text):
-        step = "Lower spec.runtime.memoryPercent or contextLength, or use larger accelerators"
-        return _at(pod, container, "AcceleratorOutOfMemory", "the accelerator's memory is full", text, step, end)
+    worker, code = container.name == CONTAINER, end.message.code
+    text = _text(end, FIELDS if worker else {})
     if end.reason == "OOMKilled" or (end.exit_code == 137 and container.memory_limit and not view.local):
         limit = container.memory_limit or "none of its own"
         step = "Raise resources.limits.memory (shared memory counts against it)"
         return _at(pod, container, "OOMKilled", f"killed at its memory limit ({limit})", text, step, end)
-    known = (_WORKER_EXITS if container.name == "worker" else _SERVER_EXITS).get(end.exit_code)
+    exits, codes = (_WORKER_EXITS, _WORKER_CODES) if worker else (_SERVER_EXITS, _SERVER_CODES)
+    known = exits.get(code) or exits.get(codes.get(end.exit_code, ""))
     if known is not None:
-        # the worker's own word is finer than its exit code: InputNotFound, OutputExists …
-        own = replace(known, reason=code) if container.name == "worker" and _WORD.fullmatch(code) else known
-        known = _WORDS.get(code, own)
-        reason, step = known.reason, known.advice(final=view.final)
-        if reason == "ModelAccessDenied":
+        step = known.advice(final=view.final)
+        if known.reason == "ModelAccessDenied":
             step = _MODEL_ACCESS.get(view.model_uri.partition("://")[0], _READABLE)
-        elif reason == "AccessDenied":
-            step = next((step for begins, step in _WORKER_ACCESS.items() if text.startswith(begins)), _FOLDER_ACCESS)
-        if view.final and end.exit_code == STOPPED:
-            text = text.partition(_UNPUBLISHED)[0]  # and how to go on: as it was for the worker, which was not the last
-        if view.local and reason == "CacheNotWritable":
+        elif known is _WORKER_EXITS["storage_denied"]:
+            step = _BUCKET_ACCESS if end.message.value.startswith("s3://") else _FOLDER_ACCESS
+        elif view.local and code == "cache_not_writable":
             step = "Give this user the right to write there"
-        if view.local and reason == "ModelInvalid" and _NO_FOLDER in text and view.model_uri.startswith(_CLAIM):
+        elif view.local and code == "model_not_found" and view.model_uri.startswith(_CLAIM):
             step = _local_claim(view.model_uri)
-        return _at(pod, container, reason, known.what, text, step, end)
+        return _at(pod, container, known.reason, known.what, text, step, end)
     what = f"the {container.name} ended with exit code {end.exit_code}" + (" (killed)" if end.exit_code == 137 else "")
     step = f"See 'kubectl logs {pod.name} -c {container.name} --previous'" if not view.local else "See its log"
     return _at(pod, container, "CrashLoop", what, text, step, end)
@@ -426,26 +413,17 @@ def _at(pod: Pod, container: Container, reason: str, what: str, text: str, step:
     return Diagnosis(reason, f"{message} {step}." if step else message, pod.name, container.name, end, container.restarts)
 
 
-def _as_field(option: re.Match[str]) -> str:
-    """`--run-id ab12` is `spec.output.resume: ab12`, and what has no value is switched on."""
-    name, given = option[1], option[2] or ""
-    value = given[1:].rstrip(_BEHIND)
-    behind = given[1 + len(value) :]
-    if name in ("--overwrite", "--allow-unfenced"):
-        return f"{FIELDS[name]}: true{behind}"
-    if name == "--on-invalid-line":
-        value = value.capitalize()
-    return f"{FIELDS[name]}: {value}{behind}" if value else f"{FIELDS[name]}{behind}"
-
-
 def _short(text: str) -> str:
     text = " ".join(text.split()).rstrip(".")
     return text if len(text) <= SHORT else text[: SHORT - 1] + "…"
 
 
-def _words(end: End) -> str:
-    words: LastWords = end.words
-    return words.message or (end.reason if end.reason not in ("Error", "Completed") else "")
+def _text(end: End, fields: Mapping[str, str]) -> str:
+    """What a container's end says: field, value and message. `fields`: those behind its flags."""
+    said = end.message
+    blamed = "=".join(part for part in (fields.get(said.field, said.field), said.value) if part)
+    text = ": ".join(part for part in (blamed, said.message) if part)
+    return text or (end.reason if end.reason not in ("Error", "Completed") else "")
 
 
 def _load_state(readyz: Readiness | None) -> str:

@@ -42,7 +42,7 @@ def last_failure(pods: Iterable[Pod], view: View) -> LastFailure | None:
 
 def _told_to_end(end: End) -> bool:
     """A batch's worker that ended in good order because somebody wanted it to: suspension, fewer workers, a drained node."""
-    return end.exit_code == 143 and end.words.code == "Interrupted"
+    return end.exit_code == 143 and end.message.code == "interrupted"
 
 
 def recorded(failure: LastFailure | None, prior: Mapping[str, Any], found: Mapping[str, Finding]) -> LastFailure | None:

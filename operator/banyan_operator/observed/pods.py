@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 from banyan_operator.desired.metadata import SPEC_HASH
 from banyan_operator.kube.kinds import DEPLOYMENT, ENDPOINT_SLICE, JOB, POD, REPLICA_SET
 from banyan_operator.kube.objects import controller, controller_uid, is_true, uid_of
+from banyan_operator.observed.termination import TerminationMessage
 from banyan_operator.plan import Manifest
 from banyan_operator.times import seconds, stamp
 
@@ -22,32 +22,12 @@ _JOB_NAME: Final = "batch.kubernetes.io/job-name"  # the Job controller's own la
 
 
 @dataclass(frozen=True, slots=True)
-class LastWords:
-    """What a process of ours left as its termination message: JSON, or the end of its log."""
-
-    code: str
-    message: str
-    details: Mapping[str, Any]
-
-    @staticmethod
-    def of(text: str) -> LastWords:
-        line = text.strip().splitlines()[-1] if text.strip() else ""
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):  # the latter where it is nested a thousand deep
-            found = None
-        if not isinstance(found, dict):
-            return LastWords("", text.strip()[-300:], {})
-        return LastWords(str(found.get("code") or ""), str(found.get("message") or ""), found)
-
-
-@dataclass(frozen=True, slots=True)
 class End:
     """How a container ended."""
 
     reason: str
     exit_code: int
-    words: LastWords
+    message: TerminationMessage
     finished: str | None
 
 
@@ -264,7 +244,7 @@ def _end(state: Mapping[str, Any] | None) -> End | None:
     return End(
         reason=state.get("reason") or "",
         exit_code=state.get("exitCode") or 0,
-        words=LastWords.of(state.get("message") or ""),
+        message=TerminationMessage.parse(state.get("message") or ""),
         finished=state.get("finishedAt"),
     )
 

@@ -61,14 +61,14 @@ class Stage:
     def words(self) -> Mapping[str, Any]:
         """Of the worker that succeeded, or decided the failure: its last words."""
         end = self.ending.end if self.ending is not None else None
-        return {} if end is None else end.words.details
+        return {} if end is None else end.message.report
 
     @property
     def said(self) -> Iterator[Mapping[str, Any]]:
         """The last words of all its workers that have ended, whyever."""
         for pod in (*self.pods, *self.before):
             if (container := pod.container(CONTAINER)) is not None and container.ended is not None:
-                yield container.ended.words.details
+                yield container.ended.message.report
 
     @property
     def unheard(self) -> bool:

@@ -52,18 +52,8 @@ THREADS: Final = 8  # calls to the storage at a time
 FIRST_S: Final = 20.0  # how long a storage may be away that was never there
 WRITE_S: Final = 10.0  # of the grace period, kept for the last checkpoint
 LAST_S: Final = 5.0  # of that, kept for ending whatever the storage does
-CODES: Final = {
-    "completed": "Succeeded",
-    "cancelled": "Cancelled",
-    "expired": "Expired",
-    "failed": "Failed",
-    "too-many-errors": "TooManyErrors",
-}
-
-GO_ON: Final = (
-    "the same command goes on; if the run has published its results by then, run it again with them as --retry-failed "
-    "(spec.input.failedOf of a new BatchJob)"
-)
+GO_ON: Final = "the same command goes on; if the run has published its results by then, run it again with them as --retry-failed"
+OTHER: Final = "choose another --output"
 
 T = TypeVar("T")
 Done = Manifest | dict[str, Any]
@@ -79,22 +69,13 @@ def main(argv: Sequence[str]) -> int:
         done = uvloop.run(command.until_signal())
         return _publish_words(done, options, command.reason) if isinstance(done, Manifest) else _say_words(done)
     except UserError as error:
-        words = _words(progress, type(error).__name__, str(error))
-        if isinstance(error, _PublishedFailure):
-            words |= error.words
-        termination.write_termination(words)
+        termination.write_termination(termination.words(error) | _counted(progress))
         termination.say(f"FATAL: {error}")
         return error.exit_code
     except Exception as error:
-        termination.write_termination(_words(progress, "InternalError", f"{type(error).__name__}: {error}"))
+        termination.write_termination(termination.words(error) | _counted(progress))
         termination.say(traceback.format_exc().rstrip())
         return termination.EXIT_INTERNAL
-
-
-class _PublishedFailure(UserError):
-    """A run that failed and has published what there is."""
-
-    words: dict[str, Any]
 
 
 def _publish_words(manifest: Manifest, options: Options, reason: str | None) -> int:
@@ -106,16 +87,16 @@ def _publish_words(manifest: Manifest, options: Options, reason: str | None) -> 
         message += f", {lacking} not run"
     files = {"output": manifest.output.uri, "errors": manifest.errors.uri}
     files["manifest"] = manifest.output.uri.removesuffix(OUTPUT) + MANIFEST
-    code, exit_code = CODES[manifest.outcome], 0
+    code = "succeeded" if manifest.outcome == "completed" else manifest.outcome.replace("-", "_")
+    exit_code, field, value = 0, "", ""  # whoever asked for a partial merge knows that the run failed
     if manifest.outcome == "too-many-errors":
-        exit_code = TooManyErrors.exit_code
-        message += f": more than --max-error-percent={options.max_error_percent}"
+        exit_code, field, value = TooManyErrors.exit_code, "--max-error-percent", str(options.max_error_percent)
+        message += f": more than {value} %"
     elif manifest.outcome == "completed" and told.completed == 0:
-        code, exit_code = AllLinesFailed.__name__, AllLinesFailed.exit_code
+        code, exit_code = AllLinesFailed.code, AllLinesFailed.exit_code
         message += f"{'' if reason is None else f'; the first: {reason}'}; all reasons are in {manifest.errors.uri}"
-    elif manifest.outcome == "failed":
-        exit_code = 0  # whoever asked for a partial merge knows that the run failed
-    termination.write_termination({"code": code, "message": message, **files, "requestCounts": counts, "usage": usage})
+    words = {"code": code, "field": field, "value": value, "message": message}
+    termination.write_termination(words | files | {"requestCounts": counts, "usage": usage})
     lines = [f"{file.uri}  {file.lines} lines, {file.bytes} bytes" for file in (manifest.output, manifest.errors)]
     termination.say("\n".join([message if exit_code == 0 else f"FATAL: {message}", *lines]))
     return exit_code
@@ -127,10 +108,14 @@ def _say_words(words: dict[str, Any]) -> int:
     return 0
 
 
+def _counted(progress: Progress) -> dict[str, Any]:
+    """What a run has counted so far, as a part of its termination message."""
+    return {"requestCounts": msgspec.to_builtins(progress.counts), "usage": msgspec.to_builtins(progress.usage)}
+
+
 def _words(progress: Progress, code: str, message: str) -> dict[str, Any]:
-    """The termination message of a run that has counted so far."""
-    counts, usage = msgspec.to_builtins(progress.counts), msgspec.to_builtins(progress.usage)
-    return {"code": code, "message": message, "requestCounts": counts, "usage": usage}
+    """The termination message of a phase that does not publish."""
+    return {"code": code, "field": "", "value": "", "message": message} | _counted(progress)
 
 
 def _so_many(count: int, what: str) -> str:
@@ -170,8 +155,8 @@ class _Command:
 
     def _interrupted(self) -> Interrupted:
         name = f" --run-id {self._run.name}" if self._run is not None and self._run.name else ""
-        kept = f"what is finished is kept, and the same command goes on{f' (with{name} from anywhere)' if name else ''}"
-        error = Interrupted(f"stopped by {self._signals[0].name}; nothing was published, {kept}")
+        hint = f"nothing was published, what is finished is kept, the same command goes on{f' (with{name} from anywhere)' if name else ''}"
+        error = Interrupted(f"stopped by {self._signals[0].name}", hint=hint)
         error.exit_code = EXIT_SIGINT if self._signals[0] is signal.SIGINT else Interrupted.exit_code
         return error
 
@@ -205,7 +190,7 @@ class _Command:
 
     def _end_now(self) -> None:
         error = self._interrupted()
-        termination.write_termination(_words(self._progress, Interrupted.__name__, str(error)))
+        termination.write_termination(termination.words(error) | _counted(self._progress))
         termination.say(f"FATAL: {error}")
         os._exit(error.exit_code)
 
@@ -249,14 +234,14 @@ class _Command:
                 if manifest.outcome != "completed":
                     raise _ended(manifest, options)
                 return manifest
-            words = _words(progress, "Planned", f"{_so_many(plan.total, 'request')} in {_so_many(len(plan.shards), 'shard')}")
+            words = _words(progress, "planned", f"{_so_many(plan.total, 'request')} in {_so_many(len(plan.shards), 'shard')}")
             return words | {"shards": len(plan.shards), "fenced": progress.fenced}
         if options.phase != "merge":
             await self._work(run, api_key)
         else:
             progress.total = (await self._show_while(run.plan())).total
         if options.phase == "work":
-            return _words(progress, "Worked", f"all {progress.shards.total} shards have ended")
+            return _words(progress, "worked", f"all {progress.shards.total} shards have ended")
         progress.phase = "publishing"
         manifest = await self._show_while(run.merge(options.partial or run.stopped))
         progress.phase = "done"
@@ -303,10 +288,13 @@ class _Command:
             try:
                 done = await self._show_while(run.work(sender, self._grace))
             except (InputChanged, InputNotFound) as error:
-                raise type(error)(f"{error}, and {GO_ON}") from error
+                error.hint = GO_ON
+                raise
             progress.end(time.monotonic())
         if not done and run.stopped == "too-many-errors" and options.phase == "work":
-            raise TooManyErrors(f"{progress.failed} of {plan.total} lines failed: more than --max-error-percent={plan.max_error_percent}")
+            percent = plan.max_error_percent
+            message = f"{progress.failed} of {plan.total} lines failed, more than {percent} %"
+            raise TooManyErrors(message, field="--max-error-percent", value=percent)
         if not done and run.stopped is None:
             raise Interrupted("stopped")
         if not done and options.phase == "work":
@@ -362,9 +350,10 @@ def _ended(manifest: Manifest, options: Options) -> RunEnded:
     told = manifest.request_counts
     how = {"cancelled": "was cancelled", "expired": "has expired", "failed": "has failed", "too-many-errors": "had too many errors"}
     return RunEnded(
-        f"{options.output}: run {manifest.run} {how[manifest.outcome]} and has published what was done by then; "
-        f"{told.total - told.completed - told.failed} of {_so_many(told.total, 'request')} were not run. "
-        "Give this output as --retry-failed, with another --output: that runs them, and those that failed"
+        f"run {manifest.run} {how[manifest.outcome]} and has published what was done by then; "
+        f"{told.total - told.completed - told.failed} of {_so_many(told.total, 'request')} were not run",
+        value=options.output,
+        hint="give this output as --retry-failed, with another --output: that runs them, and those that failed",
     )
 
 
@@ -372,11 +361,11 @@ def _refuse_own_results(source: Location, output: Location, named: str) -> None:
     """What is read must not be what is written."""
     place, results = _place(source), _place(output)
     if place in [f"{results}/{name}" for name in (OUTPUT, ERRORS, MANIFEST)]:
-        raise InvalidSpec(f"--input={named}: it is one of the files that results are written to; choose another --output")
+        raise InvalidSpec("it is one of the files that results are written to", field="--input", value=named, hint=OTHER)
     if place == results:
-        raise InvalidSpec(f"--input={named}: it is the folder that results are written to; choose another --output")
+        raise InvalidSpec("it is the folder that results are written to", field="--input", value=named, hint=OTHER)
     if f"{place}/".startswith(f"{results}/{FOLDER}/"):
-        raise InvalidSpec(f"--input={named}: {FOLDER}/ holds what runs remember of their work; give a file of requests")
+        raise InvalidSpec(f"{FOLDER}/ holds what runs remember of their work; give a file of requests", field="--input", value=named)
 
 
 def _place(where: Location) -> str:

@@ -71,7 +71,9 @@ class Client:
         url = urlsplit(base_url(server))
         assert url.hostname
         if api_key is not None and not _sendable(api_key):
-            raise InvalidSpec("--api-key-file: the key holds characters that an HTTP header cannot carry; it must be one line of ASCII")
+            raise InvalidSpec(
+                "the key holds characters that an HTTP header cannot carry; it must be one line of ASCII", field="--api-key-file"
+            )
         self._host = url.hostname
         self._netloc = url.netloc
         self._base = url.path
@@ -292,16 +294,17 @@ def base_url(server: str) -> str:
     """'http://host:port' of what a user gives, with or without '/v1' or a last '/'. Raises InvalidSpec."""
     scheme, separator, rest = server.partition("://")
     if scheme not in ("http", "https") or not separator or not rest.strip("/"):
-        raise InvalidSpec(f"--server={server}: give a URL like http://HOST:PORT")
+        raise InvalidSpec("give a URL like http://HOST:PORT", field="--server", value=server)
     if "@" in rest or "?" in rest or "#" in rest:
-        raise InvalidSpec(f"--server={scheme}://{rest.rpartition('@')[2]}: no credentials, '?' or '#' here; use --api-key-file for a key")
+        message = "no credentials, '?' or '#' here; use --api-key-file for a key"
+        raise InvalidSpec(message, field="--server", value=f"{scheme}://{rest.rpartition('@')[2]}")
     try:
         url = urlsplit(server)
         sensible = bool(url.hostname) and url.port != 0  # reading the port checks it
     except ValueError:
         sensible = False
     if not sensible or not server.isascii() or not server.isprintable() or " " in server:
-        raise InvalidSpec(f"--server={server}: that is no address; give a URL like http://HOST:PORT")
+        raise InvalidSpec("that is no address; give a URL like http://HOST:PORT", field="--server", value=server)
     return server.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

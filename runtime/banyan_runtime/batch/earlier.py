@@ -29,9 +29,9 @@ class Earlier:
         try:
             self.manifest = manifest = Manifest.decode(where.store.get(where.key))
         except (NotFound, Damaged) as error:
-            raise InputNotFound(f"{where.uri}: there is no finished run to complete (no manifest.json)") from error
+            raise InputNotFound("there is no finished run to complete (no manifest.json)", value=where.uri) from error
         if manifest.endpoint != endpoint:
-            raise InputInvalid(f"--endpoint={endpoint}: run {manifest.run} called {manifest.endpoint}; give the same")
+            raise InputInvalid(f"run {manifest.run} called {manifest.endpoint}; give the same", field="--endpoint", value=endpoint)
         said = manifest.output
         output = InputObject(place.child(OUTPUT).key, said.uri, said.etag, said.bytes, said.sha256)
         self._output = found_again(place.store, output) or output  # else who reads it finds out

@@ -1,5 +1,4 @@
-"""Why a batch run can end without results. The class name is the code of the termination message and the reason of the
-BatchJob's condition."""
+"""Why a batch run can end without results."""
 
 from __future__ import annotations
 
@@ -7,12 +6,13 @@ import contextlib
 from collections.abc import Iterator
 
 from banyan_runtime.errors import AccessError, ConfigError, InputError, UnavailableError, UserError
-from banyan_runtime.storage.open import BadUri
 from banyan_runtime.storage.store import Damaged, Denied, NotFound, Precondition, Stopped, StoreError, Throttled, Unreachable
 
 
 class InvalidSpec(ConfigError):
     """A flag or URI is wrong."""
+
+    code = ConfigError.code
 
 
 class InputNotFound(InputError):
@@ -66,6 +66,8 @@ class OutputNotFound(ConfigError):
 class AccessDenied(AccessError):
     """The storage or the server refuses the credentials."""
 
+    code = "storage_denied"
+
 
 class ModelNotFound(ConfigError):
     """The server does not serve the model, or not this endpoint."""
@@ -104,19 +106,18 @@ class Interrupted(UserError):
 
 def from_store(error: StoreError, *, reading: bool) -> UserError:
     """What a store's error means for a run: `reading` the input, or writing results."""
-    if isinstance(error, BadUri):
-        return InvalidSpec(str(error))
+    kind: type[UserError] = InvalidSpec
     if isinstance(error, Stopped):
-        return Interrupted(str(error))
-    if isinstance(error, Denied):
-        return AccessDenied(str(error))
-    if isinstance(error, Throttled | Unreachable | Precondition):  # of the latter nobody knows who writes there; another try may win
-        return StorageUnavailable(str(error))
-    if isinstance(error, Damaged):
-        return ResultsDamaged(str(error))
-    if isinstance(error, NotFound):
-        return InputNotFound(str(error)) if reading else OutputNotFound(str(error))
-    return InvalidSpec(str(error))
+        kind = Interrupted
+    elif isinstance(error, Denied):
+        kind = AccessDenied
+    elif isinstance(error, Throttled | Unreachable | Precondition):  # of the latter nobody knows who writes there; another try may win
+        kind = StorageUnavailable
+    elif isinstance(error, Damaged):
+        kind = ResultsDamaged
+    elif isinstance(error, NotFound):
+        kind = InputNotFound if reading else OutputNotFound
+    return kind(error.message, value=error.key)
 
 
 @contextlib.contextmanager

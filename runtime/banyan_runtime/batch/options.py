@@ -95,14 +95,17 @@ class Options:
         try:
             key = Path(self.api_key_file).read_text().strip()
         except OSError as error:
-            raise InvalidSpec(f"--api-key-file={self.api_key_file}: {error.strerror}") from error
+            raise self._no_key(str(error.strerror)) from error
         except UnicodeDecodeError as error:
-            raise InvalidSpec(f"--api-key-file={self.api_key_file}: it holds no text, so no key") from error
+            raise self._no_key("it holds no text, so no key") from error
         if not key:
-            raise InvalidSpec(f"--api-key-file={self.api_key_file}: the file is empty")
+            raise self._no_key("the file is empty")
         if any(character.isspace() for character in key):  # a server's own file, perhaps: names and keys
-            raise InvalidSpec(f"--api-key-file={self.api_key_file}: it holds more than a key; give a file that holds the key alone")
+            raise self._no_key("it holds more than a key; give a file that holds the key alone")
         return key
+
+    def _no_key(self, message: str) -> InvalidSpec:
+        return InvalidSpec(message, field="--api-key-file", value=self.api_key_file)
 
     def key_now(self) -> str | None:
         """What --api-key-file says by now; None where that cannot be told, as of a pipe, which is read but once."""
@@ -118,9 +121,8 @@ def parse(argv: Sequence[str]) -> Options:
     words = list(argv)
     for word in words:
         if any(0xD800 <= ord(letter) <= 0xDFFF for letter in word):
-            raise InvalidSpec(
-                f"{word!a}: an argument must be UTF-8; what is read and written under this name could not be named in the results"
-            )
+            message = "an argument must be UTF-8; what is read and written under this name could not be named in the results"
+            raise InvalidSpec(message, value=ascii(word))
     cut = words.index("--") if "--" in words else len(words)
     words, arguments = words[:cut], tuple(words[cut + 1 :])
     values = vars(_parser().parse_args(words))
@@ -130,17 +132,18 @@ def parse(argv: Sequence[str]) -> Options:
         base_url(values["server"])
     for name in ("input", "output", "retry_failed"):
         if values[name] == "":
-            raise InvalidSpec(f"--{name.replace('_', '-')}: the path is empty")
+            raise InvalidSpec("the path is empty", field=f"--{name.replace('_', '-')}")
     needs_server = values["phase"] in ("all", "work")
     if needs_server and values["server"] is None and values["model_path"] is None:
-        raise InvalidSpec(f"--phase={values['phase']} sends requests: give --server or --model-path")
+        raise InvalidSpec("it sends requests: give --server or --model-path", field="--phase", value=values["phase"])
     if values["partial"] is not None and values["phase"] != "merge":
-        raise InvalidSpec(f"--partial={values['partial']} belongs to --phase=merge")
+        raise InvalidSpec("it belongs to --phase=merge", field="--partial", value=values["partial"])
     if values["allow_unfenced"] and values["workers"] > 1:
-        raise InvalidSpec(f"--allow-unfenced: a storage without conditional writes bears one worker, not --workers={values['workers']}")
+        raise InvalidSpec("a storage without conditional writes bears one worker", field="--workers", value=values["workers"])
     run_id = values.pop("run_id") or os.environ.get("BANYAN_RUN_ID") or None
     if run_id is not None and not _RUN_ID.fullmatch(run_id):
-        raise InvalidSpec(f"--run-id={run_id}: letters, digits, '.', '_' and '-', 64 at most, beginning with a letter or digit")
+        message = "letters, digits, '.', '_' and '-', 64 at most, beginning with a letter or digit"
+        raise InvalidSpec(message, field="--run-id", value=run_id)
     return Options(**values, run_id=run_id, grace_s=_grace(os.environ.get("BANYAN_GRACE_SECONDS")), server_arguments=arguments)
 
 
@@ -148,12 +151,12 @@ def _grace(text: str | None) -> float:
     try:
         return min(86400.0, max(2.0, float(text))) if text else GRACE_S
     except ValueError:
-        raise InvalidSpec(f"BANYAN_GRACE_SECONDS={text}: must be a number of seconds") from None
+        raise InvalidSpec("must be a number of seconds", field="BANYAN_GRACE_SECONDS", value=text) from None
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise InvalidSpec(f"{message}; see 'banyan-runtime batch --help'")
+        raise InvalidSpec(message, hint="see 'banyan-runtime batch --help'")
 
 
 def _parser() -> argparse.ArgumentParser:

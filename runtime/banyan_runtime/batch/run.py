@@ -26,6 +26,7 @@ from banyan_runtime.batch.errors import (
     OutputExists,
     ResultsDamaged,
     Unfinished,
+    from_store,
     store_errors,
 )
 from banyan_runtime.batch.executor import Executor
@@ -101,12 +102,16 @@ class Run:
             try:
                 found = await self._hands.do(lambda: order.patience.retry(order.output.uri, self._probe))
             except (Denied, NotFound) as error:  # the name of the object that was tried out tells nobody anything
-                raise type(error)(f"{order.output.uri} (--output)", error.message) from error
+                refused = from_store(type(error)(order.output.uri, error.message), reading=False)
+                refused.field = "--output"
+                raise refused from error
             self._progress.fenced = found.writes
             if not found.writes and not order.allow_unfenced:
                 raise ConditionalWritesUnsupported(
-                    f"{order.output.uri}: this storage ignores the conditions of writes (If-None-Match, If-Match), so results "
-                    "could be lost or doubled when two workers meet; use another storage, or accept it with --allow-unfenced and one worker"
+                    "this storage ignores the conditions of writes (If-None-Match, If-Match), so results could be lost or doubled when two "
+                    "workers meet; use another storage",
+                    value=order.output.uri,
+                    hint="or accept it with --allow-unfenced and one worker",
                 )
             if not found.writes:
                 order = self._order = dataclasses.replace(order, output=Location(UnfencedStore(order.output.store), order.output.key))
@@ -134,8 +139,10 @@ class Run:
                 if isinstance(got, Published):
                     if order.run is not None and got.manifest.endpoint != order.endpoint:
                         raise InvalidSpec(
-                            f"--endpoint={order.endpoint}: run {order.run} has called {got.manifest.endpoint}, and has published its "
-                            "results; give the same, or another --run-id"
+                            f"run {order.run} has called {got.manifest.endpoint}, and has published its results",
+                            field="--endpoint",
+                            value=order.endpoint,
+                            hint="give the same, or another --run-id",
                         )
                     owner = await self._published(got.manifest.run)
                     named = [InputObject.of(file) for file in got.manifest.input]
@@ -291,8 +298,9 @@ class Run:
             await self._hands.do(functools.partial(self._order.patience.pause, min(pause_s, self._order.patience.limit_s), trouble))
         await self._do(protocol.release_output(owner, identity.nonce(), finished=False, damaged=True))
         raise ResultsDamaged(
-            f"{trouble}; its shard has ended, so run {plan.run} can publish nothing until it is back as it was (then the same command "
-            "goes on): bring it back, or begin a new run (--overwrite)"
+            f"{trouble.message}; its shard has ended, so run {plan.run} can publish nothing until it is back as it was",
+            value=trouble.key,
+            hint="bring it back and give the same command, or begin a new run (--overwrite)",
         )
 
     async def _input_changed(self) -> bool:
@@ -341,8 +349,9 @@ class Run:
                 break
         if held is None:
             raise Unfinished(
-                f"{self._order.output.uri}: what run {self._owner.run} keeps there was removed while it worked; nothing was published, "
-                "and the same command begins anew"
+                f"what run {self._owner.run} keeps there was removed while it worked; nothing was published",
+                value=self._order.output.uri,
+                hint="the same command begins anew",
             )
         if (run := Owner.decode(held.body).run) != self._owner.run:
             raise self._taken(Taken(OWNER, run, False))
@@ -368,8 +377,9 @@ class Run:
         if order.strict and found.invalid:
             first = found.problems[0]
             raise InputInvalid(
-                f"line {first.number}: {first.code}: {first.message} ({found.invalid} bad lines; "
-                "--on-invalid-line record puts them into errors.jsonl and runs the others)"
+                f"line {first.number}: {first.code}: {first.message} ({found.invalid} bad lines)",
+                code="invalid_line",
+                hint="--on-invalid-line record puts them into errors.jsonl and runs the others",
             )
         if not found.all_ids_checked:
             self._say("warning: the input is too long to check all custom_ids; later duplicates are sent")
@@ -396,20 +406,20 @@ class Run:
     async def _refuse_another(self, plan: Plan) -> None:
         """Raise InvalidSpec if the run that is joined by its name is not of the endpoint and the input that were asked for. The output
         is others', and stays so."""
-        order, refusal = self._order, ""
+        order, field, value, refusal = self._order, "", "", ""
         given = order.input
         if order.run is None:
             return
         if plan.endpoint != order.endpoint:
-            refusal = f"--endpoint={order.endpoint}: run {plan.run} calls {plan.endpoint}"
+            field, value, refusal = "--endpoint", order.endpoint, f"run {plan.run} calls {plan.endpoint}"
         elif (plan.completes is None) != (order.completes is None):
             begun = "--input" if plan.completes is None else "--retry-failed"
-            refusal = f"--run-id={plan.run}: that run was begun with {begun}"
+            field, value, refusal = "--run-id", plan.run, f"that run was begun with {begun}"
         elif given is not None and not await self._hands.do(lambda: all(_is_of(given, one) for one in plan.inputs)):
-            refusal = f"--input={given.uri}: run {plan.run} is of {', '.join(one.uri for one in plan.inputs[:3])}"
+            field, value, refusal = "--input", given.uri, f"run {plan.run} is of {', '.join(one.uri for one in plan.inputs[:3])}"
         if refusal:
             self._owner = None
-            raise InvalidSpec(f"{refusal}; give the same, or another --run-id")
+            raise InvalidSpec(refusal, field=field, value=value, hint="give the same, or another --run-id")
 
     def _source_of(self, plan: Plan) -> Source:
         if self._order.input is not None:
@@ -466,20 +476,24 @@ class Run:
         where = self._order.output.child(taken.name).uri
         if taken.finished or taken.run is None:
             whose = f" (of run {taken.run})" if taken.run is not None else ""
-            return OutputExists(f"{where}{whose} exists; choose another output, remove it, or allow overwriting (--overwrite)")
+            hint = "choose another output, remove it, or allow overwriting (--overwrite)"
+            return OutputExists(f"it exists{whose}", value=where, hint=hint)
         if self._owner is not None and taken.run != self._owner.run:
             return OutputExists(
-                f"{self._order.output.uri}: run {taken.run} has taken this output over from run {self._owner.run}; nothing was published"
+                f"run {taken.run} has taken this output over from run {self._owner.run}; nothing was published",
+                value=self._order.output.uri,
             )
         begun = f", begun {taken.started_at}" if taken.started_at else ""
         if taken.holder is None or identity.is_gone(taken.holder):  # it was left, but by another command than this
             return OutputExists(
-                f"{self._order.output.uri}: run {taken.run}{begun} was left here unfinished, and had another input or other options. "
-                f"The command that began it goes on with it (as does --run-id {taken.run} with its input), --overwrite replaces it"
+                f"run {taken.run}{begun} was left here unfinished, and had another input or other options",
+                value=self._order.output.uri,
+                hint=f"the command that began it goes on with it (as does --run-id {taken.run} with its input), --overwrite replaces it",
             )
         return OutputExists(
-            f"{self._order.output.uri}: run {taken.run}{begun} writes here and has not published yet. Let it end; or, if it runs no more, "
-            f"go on with it (--run-id {taken.run}) or replace it (--overwrite)"
+            f"run {taken.run}{begun} writes here and has not published yet",
+            value=self._order.output.uri,
+            hint=f"let it end; or, if it runs no more, go on with it (--run-id {taken.run}) or replace it (--overwrite)",
         )
 
     async def _do(self, steps: Steps[T]) -> T:

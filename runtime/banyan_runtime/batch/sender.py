@@ -277,6 +277,8 @@ def _misconfigured(answer: Answer, where: str) -> UserError:
     """Error of a job whose lines are all refused."""
     said = answer.body[:300].decode(errors="replace")
     if answer.status in (401, 403):
-        return AccessDenied(f"the server refuses the API key ({answer.status} {where}; see --api-key-file): {said}")
+        return AccessDenied(
+            f"the server refuses the API key ({answer.status} {where}): {said}", code="api_key_denied", field="--api-key-file"
+        )
     what = "has none of the models that the lines ask for" if answer.kind is Kind.MODEL_MISSING else "has no such endpoint"
     return ModelNotFound(f"the server {what} ({answer.status} {where}): {said}")

@@ -25,6 +25,7 @@ import msgspec
 from banyan_runtime.batch.client import base_url
 from banyan_runtime.batch.display import Display
 from banyan_runtime.batch.errors import ServerFailed, ServerNotReady
+from banyan_runtime.errors import UserError
 
 POLL_S: Final = 0.3
 PROBE_TIMEOUT_S: Final = 5.0
@@ -71,7 +72,8 @@ async def wait_ready(server: str, display: Display, *, patience_s: float, api_ke
             elif now - changed > patience_s:
                 raise ServerNotReady(
                     f"{base_url(server)} is not ready and has shown no progress for {patience_s:.0f} s "
-                    f"(state {readiness.state}, {readiness.percent} %, {readiness.detail}{why}); see --server-timeout"
+                    f"(state {readiness.state}, {readiness.percent} %, {readiness.detail}{why})",
+                    hint="see --server-timeout",
                 )
             display.waiting(readiness.state, readiness.percent, readiness.detail + why)
             await asyncio.sleep(POLL_S)
@@ -97,7 +99,8 @@ class OwnServer:
 
     def _failure(self, status: int) -> ServerFailed:
         try:
-            message = str(json.loads((self._folder / "last-words").read_text())["message"])
+            said = json.loads((self._folder / "last-words").read_text())
+            message = str(UserError(said["message"], field=said["field"], value=said["value"]))
         except (OSError, ValueError, KeyError):
             tail = (self._folder / "log").read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
             message = "\n".join(["its log ends with:", *tail])

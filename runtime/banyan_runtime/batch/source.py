@@ -50,7 +50,7 @@ class Source:
         results = _results(info.key for info in found)
         objects = [info for info in objects if info.key not in results and f"{FOLDER}/" not in info.key]
         if not objects:
-            raise InputNotFound(f"{location.uri}: no *.jsonl or *.jsonl.gz below this folder")
+            raise InputNotFound("no *.jsonl or *.jsonl.gz below this folder", value=location.uri)
         return Source(location, [_seen(location.store, info) for info in sorted(objects, key=lambda info: info.key)])
 
     @staticmethod

@@ -35,7 +35,7 @@ async def serve_status(progress: Progress, host: str, port: int) -> AsyncIterato
         try:
             await site.start()
         except OSError as error:
-            raise InvalidSpec(f"--progress-host={host} --progress-port={port}: cannot listen there ({error.strerror})") from error
+            raise InvalidSpec(f"cannot listen there on {host} ({error.strerror})", field="--progress-port", value=port) from error
         yield int(runner.addresses[0][1])
     finally:
         await runner.cleanup()

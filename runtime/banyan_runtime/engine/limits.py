@@ -88,13 +88,15 @@ class EngineLimits:
         drafts = config.speculative_algorithm is not None
         if drafts and "drafts" not in info.features:
             raise ConfigError(
-                f"--speculative-algorithm={config.speculative_algorithm} needs a runner that can check drafts, which this one cannot; "
-                "remove the flag"
+                "needs a runner that can check drafts, which this one cannot; remove the flag",
+                field="--speculative-algorithm",
+                value=config.speculative_algorithm,
             )
         if drafts and config.enable_mixed_chunk:
             raise ConfigError(
-                f"--enable-mixed-chunk and --speculative-algorithm={config.speculative_algorithm} exclude each other: drafts are checked "
-                "in steps of their own; remove one of the flags"
+                f"excludes --speculative-algorithm={config.speculative_algorithm}: drafts are checked in steps of their own; remove one of "
+                "the flags",
+                field="--enable-mixed-chunk",
             )
         overlap = not config.disable_overlap_schedule and not cpu and not drafts
         chunk = config.chunked_prefill_size or (CHUNK_CPU if cpu else CHUNK_CUDA)

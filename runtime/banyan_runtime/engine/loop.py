@@ -293,7 +293,8 @@ class Engine:
         if again_s is None:
             self.given_up = DeviceFull(
                 f"{where} ran out of memory for a second step within {WINDOW_S:.0f} s, and for a small one ({missed}). Set "
-                "--chunked-prefill-size or --max-running-requests to less, or leave it more memory: does another process use it?"
+                "--chunked-prefill-size or --max-running-requests to less, or leave it more memory: does another process use it?",
+                code="out_of_memory" if where == "the accelerator" else "host_out_of_memory",
             )
 
     def _process(self, launched: _Launched) -> None:

@@ -55,7 +55,7 @@ class Keys:
             try:
                 self._read(file)
             except (OSError, ValueError) as error:
-                raise ConfigError(f"{option}={file} cannot be used: {error}") from error
+                raise ConfigError(f"cannot be used: {error}", field=option, value=file) from error
 
     @staticmethod
     def of_users(config: ServerConfig) -> Keys | None:

@@ -99,7 +99,7 @@ def _exporter(endpoint: str) -> SpanExporter:
     scheme, separator, rest = endpoint.partition("://")
     if "@" in (rest if separator else scheme).partition("/")[0]:
         raise ConfigError(
-            "--otlp-traces-endpoint must hold no user and no password, which others could read; set OTEL_EXPORTER_OTLP_HEADERS"
+            "must hold no user and no password, which others could read; set OTEL_EXPORTER_OTLP_HEADERS", field="--otlp-traces-endpoint"
         )
     if not separator:
         scheme, rest = ("http" if os.environ.get(PROTOCOL_VARIABLE) == HTTP_PROTOCOL else "grpc"), endpoint
@@ -109,7 +109,7 @@ def _exporter(endpoint: str) -> SpanExporter:
         path = "" if "/" in rest.rstrip("/") else "/v1/traces"
         return OTLPSpanExporter(endpoint=f"{scheme}://{rest.rstrip('/')}{path}")
     if scheme != "grpc":
-        raise ConfigError(f"--otlp-traces-endpoint={endpoint} must be HOST:PORT, or begin with grpc://, http:// or https://")
+        raise ConfigError("must be HOST:PORT, or begin with grpc://, http:// or https://", field="--otlp-traces-endpoint", value=endpoint)
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
 
     return GrpcSpanExporter(endpoint=rest, insecure=True)

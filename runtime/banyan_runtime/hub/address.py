@@ -64,21 +64,23 @@ def parse(model_path: str, revision: str | None = None) -> Address | None:
         name, at, named = rest.partition("@")
         wanted = named if at else revision or MAIN
         if not _HUB_NAME.fullmatch(name) or ".." in name:
-            raise ConfigError("--model-path: an hf:// address is hf://ORG/NAME or hf://ORG/NAME@REVISION")
+            raise ConfigError("an hf:// address is hf://ORG/NAME or hf://ORG/NAME@REVISION", field="--model-path")
         if not _HUB_REVISION.fullmatch(wanted) or ".." in wanted:
-            raise ConfigError(f"--model-path=hf://{name}: the revision must be a branch, a tag or a commit")
+            raise ConfigError("the revision must be a branch, a tag or a commit", field="--model-path", value=f"hf://{name}")
         if at and revision and revision != named:
-            raise ConfigError(f"--model-path={model_path} and --revision={revision} name two revisions; remove one")
+            raise ConfigError(f"names another revision than --revision={revision}; remove one", field="--model-path", value=model_path)
         return HubRepo(name, wanted)
     if scheme == "s3":
         bucket, _, prefix = rest.partition("/")
         if not _BUCKET.fullmatch(bucket) or not _PREFIX.fullmatch(prefix) or ".." in prefix.split("/"):
             raise ConfigError(
-                "--model-path: an s3:// address is s3://BUCKET/PREFIX, without credentials, '?', '#' and spaces; BUCKET is 3 to 63 "
-                "small letters, digits, '.' and '-'"
+                "an s3:// address is s3://BUCKET/PREFIX, without credentials, '?', '#' and spaces; BUCKET is 3 to 63 small letters, "
+                "digits, '.' and '-'",
+                field="--model-path",
             )
         return BucketPrefix(bucket, prefix.strip("/"))
-    raise ConfigError(f"--model-path={scheme}://…: only a folder, catalog://NAME, hf://ORG/NAME or s3://BUCKET/PREFIX can be served")
+    message = "only a folder, catalog://NAME, hf://ORG/NAME or s3://BUCKET/PREFIX can be served"
+    raise ConfigError(message, field="--model-path", value=f"{scheme}://…")
 
 
 def served_name(model_path: str) -> str:

@@ -92,7 +92,7 @@ class _Folder:
                 if "/" not in name:
                     files.append(RemoteFile(name, found.size, found.tag))
         if not files:
-            raise ModelError(f"{self._place}: there are no objects below it; check bucket and prefix")
+            raise ModelError("there are no objects below it; check bucket and prefix", code="model_not_found", value=self._place)
         wanted = needed(files, str(self._place))
         text = "\n".join(f"{file.name} {file.size} {file.tag}" for file in wanted)
         return hashlib.sha256(text.encode()).hexdigest()[:40], wanted
@@ -155,8 +155,8 @@ def _judged() -> Iterator[None]:
     except Precondition as error:
         raise UnavailableError(f"{error}; the model was changed while it was fetched: try again when it is whole") from error
     except Denied as error:
-        raise AccessError(str(error)) from error
+        raise AccessError(error.message, code="storage_denied", value=error.key) from error
     except NotFound as error:
-        raise ModelError(str(error)) from error
+        raise ModelError(error.message, code="model_not_found", value=error.key) from error
     except StoreError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(error.message, value=error.key) from error

@@ -34,4 +34,4 @@ def entry(name: str) -> Entry:
     try:
         return entries()[name]
     except KeyError:
-        raise ModelError(f"no model '{name}' in the catalog; there are: {', '.join(sorted(entries()))}") from None
+        raise ModelError(f"no model '{name}' in the catalog; there are: {', '.join(sorted(entries()))}", code="model_not_found") from None

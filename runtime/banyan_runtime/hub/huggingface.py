@@ -78,9 +78,9 @@ def _listing(repo: HubRepo) -> tuple[str, list[RemoteFile]]:
     try:
         token = get_token()
     except OSError as error:
-        raise AccessError(f"HF_TOKEN_PATH: cannot be read ({error.strerror}); give this user read access") from error
+        raise AccessError(f"cannot be read ({error.strerror}); give this user read access", field="HF_TOKEN_PATH") from error
     if token and not re.fullmatch(r"[!-~]+", token):
-        raise ConfigError("HF_TOKEN holds characters that a token cannot have; give the token alone")
+        raise ConfigError("holds characters that a token cannot have; give the token alone", field="HF_TOKEN")
     with _judged(repo):
         info = HfApi(endpoint=_endpoint(), library_name="banyan", library_version=__version__).model_info(
             repo.name, revision=repo.revision, files_metadata=True, timeout=_TIMEOUT_S
@@ -176,9 +176,10 @@ def _refusal(repo: HubRepo, error: hub_errors.HfHubHTTPError) -> Exception:
             "to a token that may read it (or HF_TOKEN_PATH to a file that holds one)"
         )
     if isinstance(error, hub_errors.RevisionNotFoundError):
-        return ModelError(f"{said}; the model {repo.name} has no revision '{repo.revision}'")
+        return ModelError(f"{said}; the model {repo.name} has no revision '{repo.revision}'", code="model_not_found")
     if status == 404:
-        return ModelError(f"{said}; there is no model '{repo.name}' with a revision '{repo.revision}': check both")
+        message = f"{said}; there is no model '{repo.name}' with a revision '{repo.revision}': check both"
+        return ModelError(message, code="model_not_found")
     return UnavailableError(f"{said}; try again later, or check HF_ENDPOINT")
 
 

@@ -103,27 +103,29 @@ def _expanded(model_path: str) -> Path:
     try:
         return Path(model_path).expanduser()
     except RuntimeError:
-        raise ModelError(f"--model-path={model_path}: the home folder that '~' stands for is not known; write the whole path") from None
+        message = "the home folder that '~' stands for is not known; write the whole path"
+        raise ModelError(message, field="--model-path", value=model_path) from None
 
 
 def _local(model_path: str) -> tuple[Path, Path | None]:
     """The folder or file that a path names, and the GGUF file that holds the model, if one does."""
-    path = _expanded(model_path)
+    path, named = _expanded(model_path), {"field": "--model-path", "value": model_path}
     try:
         if path.is_file():
             if not is_gguf(path):
-                raise ModelError(f"--model-path={model_path}: is no GGUF file; give one, or the folder of a model")
+                raise ModelError("is no GGUF file; give one, or the folder of a model", **named)
             return path, path
         if not path.is_dir():
             raise ModelError(
-                f"--model-path={model_path}: no such folder; give the folder of a model, a .gguf file, hf://ORG/NAME, "
-                "s3://BUCKET/PREFIX, or catalog://NAME ('banyan-runtime models list')"
+                "no such folder; give the folder of a model, a .gguf file, hf://ORG/NAME, s3://BUCKET/PREFIX, or catalog://NAME "
+                "('banyan-runtime models list')",
+                code="model_not_found",
+                **named,
             )
         file = find(path)
         if file is None and not (path / "config.json").is_file():
-            raise ModelError(f"--model-path={model_path}: the folder holds no config.json and no .gguf file, so it is not a model folder")
+            raise ModelError("the folder holds no config.json and no .gguf file, so it is not a model folder", **named)
     except PermissionError:
-        raise AccessError(
-            f"--model-path={model_path}: user {os.geteuid()} may not read it; give that user read access (fsGroup, or chmod a+rX)"
-        ) from None
+        message = f"user {os.geteuid()} may not read it; give that user read access (fsGroup, or chmod a+rX)"
+        raise AccessError(message, **named) from None
     return path, file

@@ -37,7 +37,7 @@ _BF16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 def choose_device(config: ServerConfig) -> torch.device:
     """The device that --device names, or cuda where there is one. Raises ConfigError where it is not there."""
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device=cuda: {_why_no_cuda()}, or use --device=cpu")
+        raise ConfigError(f"{_why_no_cuda()}, or use --device=cpu", field="--device", value="cuda")
     name = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name, 0) if name == "cuda" else torch.device(name)
 
@@ -76,7 +76,9 @@ def choose_dtype(config: ServerConfig, spec: ModelSpec, device: torch.device, *,
         chosen = _NAMES[config.dtype]
         if chosen == torch.float16 and device.type == "cpu":
             raise ConfigError(
-                f"--dtype={config.dtype} is not supported on the CPU, which has no fast products for it; use bfloat16 or float32"
+                "is not supported on the CPU, which has no fast products for it; use bfloat16 or float32",
+                field="--dtype",
+                value=config.dtype,
             )
     if chosen != checkpoint:
         if torch.float32 in (chosen, checkpoint):

@@ -71,8 +71,10 @@ def load(
     _check(model_dir, layout, source)
     if quantization is not None and (stored := sorted({source.tensors[name].kind for name in layout.places} & source.block_kinds)):
         raise ConfigError(
-            f"--quantization={quantization}: {source.tensors[next(iter(layout.places))].file} holds {', '.join(stored)}: what is "
-            "quantized already is not quantized again; leave the option out"
+            f"{source.tensors[next(iter(layout.places))].file} holds {', '.join(stored)}: what is "
+            "quantized already is not quantized again; leave the option out",
+            field="--quantization",
+            value=quantization,
         )
     kinds = {name: source.kept(name) or _quantized(place, quantization) for name, place in layout.places.items()}
     _check_blocks(layout.places, kinds, quantization)
@@ -167,7 +169,8 @@ def _check_blocks(places: dict[str, Place], kinds: dict[str, BlockKind | None], 
     widths = ", ".join(map(str, sorted({places[name].shape[1] for name in left})))
     why = f"rows of {widths} numbers are no whole number of blocks of 32"
     if left == matrices:
-        raise ConfigError(f"--quantization={quantization}: no matrix of this model can be quantized ({why}); leave the option out")
+        message = f"no matrix of this model can be quantized ({why}); leave the option out"
+        raise ConfigError(message, field="--quantization", value=quantization)
     log.warning("--quantization=%s: %d of %d matrices stay as they are: %s.", quantization, len(left), len(matrices), why)
 
 
@@ -240,7 +243,8 @@ def _fit(needed: int, dtype: torch.dtype, device: torch.device) -> None:
     if needed > available:
         raise ConfigError(
             f"the weights need {needed / _GIB:,.2f} GB in {devices.name(dtype)} and {available / _GIB:,.2f} GB of memory are available on "
-            f"{device.type}; use a machine or a memory limit with more, a smaller --dtype, or a smaller model"
+            f"{device.type}; use a machine or a memory limit with more, a smaller --dtype, or a smaller model",
+            code="insufficient_memory",
         )
 
 

@@ -309,9 +309,10 @@ def gpu_tokens(profile: Profile, cost: PoolCost) -> int:
         if asked < cost.least:
             needed = 1 - (profile.free_loaded - cost.kv(cost.least) - cost.tables(cost.least)) / profile.free_before
             raise ConfigError(
-                f"--mem-fraction-static={config.mem_fraction_static} of the {said(profile.free_before)} that were free leaves no "
-                f"room for keys and values beside weights of {said(profile.weights)}; leave it out, or set "
-                f"{math.ceil(needed * 100) / 100:.2f} or more"
+                f"of the {said(profile.free_before)} that were free this leaves no room for keys and values beside weights of "
+                f"{said(profile.weights)}; leave it out, or set {math.ceil(needed * 100) / 100:.2f} or more",
+                field="--mem-fraction-static",
+                value=config.mem_fraction_static,
             )
         if asked > fits:
             log.warning(
@@ -341,9 +342,8 @@ def _check_wanted(config: ServerConfig, fits: int) -> None:
     if wanted is not None and wanted > fits:
         log.warning("max_total_tokens=%d is larger than the %d tokens that fit into memory; %d are used.", wanted, fits, fits)
     if wanted is not None and wanted < config.page_size:
-        raise ConfigError(
-            f"--max-total-tokens={wanted} is less than one page of --page-size={config.page_size} tokens; raise it, or take smaller pages"
-        )
+        message = f"is less than one page of --page-size={config.page_size} tokens; raise it, or take smaller pages"
+        raise ConfigError(message, field="--max-total-tokens", value=wanted)
 
 
 def parts(profile: Profile, cost: PoolCost, tokens: int) -> list[tuple[str, int]]:

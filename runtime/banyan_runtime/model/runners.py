@@ -158,7 +158,7 @@ def _kind(config: ServerConfig, device: torch.device) -> ModelKind:
     if config.runner != "auto":
         kind = RUNNERS[config.runner]
         if reason := kind.refusal(config, device):
-            raise ConfigError(f"--runner={config.runner}: {reason}; leave it out for one that fits")
+            raise ConfigError(f"{reason}; leave it out for one that fits", field="--runner", value=config.runner)
         return kind
     for kind in RUNNERS.values():
         if reason := kind.refusal(config, device):

@@ -254,9 +254,9 @@ def check_storage(config: ServerConfig) -> None:
     except OSError as error:
         if error.errno not in _NEVER:
             return
-        raise ConfigError(f"--file-storage-path={asked}: {error.strerror}; name a folder that can be written to") from None
+        raise ConfigError(f"{error.strerror}; name a folder that can be written to", field="--file-storage-path", value=asked) from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"--file-storage-path={asked}: this user may not write there; name a folder that can be written to")
+        raise ConfigError("this user may not write there; name a folder that can be written to", field="--file-storage-path", value=asked)
 
 
 def default_storage(config: ServerConfig) -> Path:

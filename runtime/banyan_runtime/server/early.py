@@ -58,7 +58,7 @@ def with_environment(config: ServerConfig, argv: Sequence[str]) -> ServerConfig:
     try:
         return dataclasses.replace(config, drain_seconds=float(text))
     except ValueError:
-        raise ConfigError(f"BANYAN_DRAIN_SECONDS={text} must be a number of seconds") from None
+        raise ConfigError("must be a number of seconds", field="BANYAN_DRAIN_SECONDS", value=text) from None
 
 
 def prepare(argv: Sequence[str]) -> Callable[[], int]:

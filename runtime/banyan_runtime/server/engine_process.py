@@ -262,15 +262,27 @@ def main() -> NoReturn:
         code = 0
     except UserError as error:
         lines.tell()
-        send(wire.Fatal(str(error), error.exit_code))
+        send(wire.Fatal(error.message, error.exit_code, error.code, error.field, error.value))
         code = error.exit_code
     except Exception as error:
         lines.tell()
         log.exception("the engine failed")
-        send(wire.Fatal(f"{type(error).__name__}: {error}", EXIT_INTERNAL))
+        send(wire.Fatal(f"{type(error).__name__}: {error}", EXIT_INTERNAL, _code_of(error)))
         code = EXIT_INTERNAL
     clients.close(LAST_SEND_S)
     logs.exit_now(code)  # taking torch apart piece by piece would only keep the front waiting
+
+
+def _code_of(error: Exception) -> str:
+    """`out_of_memory` if the accelerator is full, else `internal_error`."""
+    with contextlib.suppress(ImportError):  # which may be what failed
+        import torch
+
+        from banyan_runtime.model.device import shortage
+
+        if shortage(error) is not None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return "out_of_memory"
+    return "internal_error"
 
 
 if __name__ == "__main__":

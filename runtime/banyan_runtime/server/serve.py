@@ -229,7 +229,9 @@ class Server:
                 "internal_error": f" The weights of {self._config.model_path} may be damaged, or not fit into --dtype.",
                 "out_of_memory": " Leave it more memory (does another process use it?), or set --mem-fraction-static to less.",
             }
-            raise EngineDied(f"the warm-up request failed: {error.message}{doubts.get(error.code, '')}") from error
+            full = error.code == "out_of_memory" and not self._client.info.device.startswith("cpu")
+            message = f"the warm-up request failed: {error.message}{doubts.get(error.code, '')}"
+            raise EngineDied(message, code="out_of_memory" if full else "") from error
 
     async def _watch_engine(self, engine: EngineChild) -> None:
         """Note the engine's end, and what it said of it."""
@@ -243,7 +245,7 @@ class Server:
             error = EngineDied(f"the engine process ended with exit code {code}{HINTS.get(-code, '')}")
         else:
             kinds: dict[int, type[UserError]] = {64: ConfigError, 65: ModelError, 77: AccessError}
-            error = kinds.get(fatal.exit_code, EngineDied)(fatal.message)
+            error = kinds.get(fatal.exit_code, EngineDied)(fatal.message, code=fatal.code, field=fatal.field, value=fatal.value)
         self._died.set_exception(error)
 
     def _unwatched(self, watcher: asyncio.Task[None]) -> None:
@@ -451,7 +453,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)  # from now on a client waits; before the first line in the log it would have been refused
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on --host={host} --port={port}: {error.strerror or error}; choose another, or --port=0"
+            f"cannot listen there on {host}: {error.strerror or error}; choose another, or 0", field="--port", value=port
         ) from error
     return listener
 

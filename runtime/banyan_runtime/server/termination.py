@@ -1,5 +1,5 @@
-"""How a process of ours ends when it cannot go on: one line that starts with FATAL:, the same as JSON where Kubernetes (or
-local mode) looks for a termination message, and an exit code that says who has to act."""
+"""How a process of ours ends when it cannot go on: one line that starts with FATAL:, the same as JSON {code, field, value, message} where
+Kubernetes (or local mode) looks for a termination message, and an exit code that says who has to act."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from banyan_runtime.errors import UserError
 
 EXIT_INTERNAL: Final = 70
 MAX_BYTES: Final = 4096  # what the kubelet keeps of a container's termination message
+MAX_VALUE: Final = 512  # characters
 PATIENCE_S: Final = 3.0  # for a log that nobody reads, or a volume that does not answer
 
 
@@ -28,13 +29,13 @@ def termination_path() -> Path | None:
     return path if os.environ.get("BANYAN_TERMINATION_LOG") or path.exists() else None
 
 
-def write_termination(words: Mapping[str, Any]) -> None:
-    """Leave `words` as one JSON line of at most 4096 bytes; a message that is too long is cut, never the JSON. Waits
+def write_termination(message: Mapping[str, Any]) -> None:
+    """Leave `message` as one JSON line of at most 4096 bytes; a text that is too long is cut, never the JSON. Waits
     PATIENCE_S at most."""
     path = termination_path()
     if path is None:
         return
-    record = dict(words)
+    record = dict(message)
     while len(line := _line(record)) > MAX_BYTES and record.get("message"):
         record["message"] = record["message"][: len(record["message"]) * 3 // 4]
     trouble = "it takes too long"
@@ -115,9 +116,13 @@ def _patiently(work: Callable[[], None], otherwise: Callable[[], None]) -> None:
 
 def fatal(error: BaseException) -> int:
     """Leave word why the process ends, where supervisors look for it first; returns the exit code. Waits as those two do."""
-    known = isinstance(error, UserError)
-    code = error.exit_code if isinstance(error, UserError) else EXIT_INTERNAL
-    message = str(error) if known else f"{type(error).__name__}: {error}"
-    write_termination({"code": type(error).__name__, "message": message})
-    say(f"FATAL: {message}")
-    return code
+    write_termination(words(error))
+    say(f"FATAL: {error}" if isinstance(error, UserError) else f"FATAL: {type(error).__name__}: {error}")
+    return error.exit_code if isinstance(error, UserError) else EXIT_INTERNAL
+
+
+def words(error: BaseException) -> dict[str, Any]:
+    """The termination message of an error."""
+    if not isinstance(error, UserError):
+        return {"code": "internal_error", "field": "", "value": "", "message": f"{type(error).__name__}: {error}"}
+    return {"code": error.code, "field": error.field, "value": error.value[:MAX_VALUE], "message": error.message}

@@ -35,7 +35,7 @@ def test_only_what_failed_runs_again_and_the_manifest_names_the_first_run(bench:
     assert child.words["requestCounts"] == {"total": 60, "completed": 60, "failed": 0}
     assert bench.check()["retryOf"]
     again = bench.run(*SMALL, "--retry-failed", first, exit_code=65)
-    assert again.words["code"] == "OutputExists"
+    assert again.words["code"] == "output_exists"
 
 
 POINTS = ["", "owner.json", "plan.json", "placeholder of the manifest", "output.jsonl", "manifest.json"]
@@ -48,7 +48,7 @@ def test_the_whole_takes_the_first_outputs_place_if_that_is_asked_for_whenever_i
     bench.server.tries.update(f"status 400 {i} once" for i in range(60))
     words = [*SMALL, "--retry-failed", bench.output.uri]
     refused = bench.run(*words, exit_code=65)
-    assert refused.words["code"] == "OutputExists"
+    assert refused.words["code"] == "output_exists"
     if label:
         killed = bench.start(*words, "--overwrite", fault=Fault(label, when="after"))
         assert killed.wait() == -signal.SIGKILL
@@ -116,7 +116,7 @@ def test_an_input_that_is_not_the_first_runs_is_refused(bench: Bench) -> None:
     first = _first(bench)
     bench.give(61)
     child = bench.run(*SMALL, "--retry-failed", first, exit_code=65)
-    assert child.words["code"] == "InputChanged"
+    assert child.words["code"] == "input_changed"
     assert "in.jsonl" in child.words["message"]
     assert bench.keys() == []
 
@@ -132,7 +132,7 @@ def test_a_first_output_that_is_replaced_meanwhile_ends_the_run(bench: Bench) ->
     where.store.put(where.key, b"{}\n")
     bench.server.delay_s = 0.0
     assert child.wait() == 65, child.said
-    assert child.words["code"] == "InputChanged"
+    assert child.words["code"] == "input_changed"
     assert "first/output.jsonl" in child.words["message"]
     assert bench.read("output.jsonl") is None
 
@@ -140,4 +140,4 @@ def test_a_first_output_that_is_replaced_meanwhile_ends_the_run(bench: Bench) ->
 def test_where_there_is_no_finished_run_it_says_so(bench: Bench) -> None:
     bench.give(3)
     child = bench.run("--retry-failed", bench.place.child("nowhere/").uri, exit_code=65)
-    assert child.words["code"] == "InputNotFound"
+    assert child.words["code"] == "input_not_found"

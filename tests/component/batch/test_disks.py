@@ -94,8 +94,8 @@ def test_an_ended_shard_whose_part_is_damaged_ends_the_run_by_the_files_name(fol
     _hurt(first, damage)
     for _ in range(2):  # what was not brought back does not come back
         child = bench.run("--shard-requests", "30", "--storage-timeout", "1", exit_code=65)
-        assert child.words["code"] == "ResultsDamaged"
-        assert (str(first) if damage == "a byte" else first.parent.parent.name) in child.words["message"]
+        assert child.words["code"] == "results_damaged"
+        assert (str(first) if damage == "a byte" else first.parent.parent.name) in child.said
         assert bench.keys() in ([], ["manifest.json"])
     bench.run("--shard-requests", "30", "--overwrite")
     bench.check()
@@ -189,7 +189,7 @@ def test_a_disk_that_stays_full_ends_the_run_which_goes_on_when_there_is_room(sm
     bench.eventually(lambda: bench.server.tries.total() > 20)
     other = _fill(bench)
     assert child.wait() == 75, child.said
-    assert child.words["code"] == "StorageUnavailable"
+    assert child.words["code"] == "storage_unavailable"
     assert "Traceback" not in child.said
     assert _hidden(bench) == []
     other.unlink()
@@ -207,7 +207,7 @@ def test_a_disk_without_room_for_the_results_is_waited_for_and_keeps_no_half_of_
     ballast.write_bytes(bytes(400_000))
     child = bench.start("--shard-requests", "50", "--storage-timeout", "4")
     assert child.wait() == 75, child.said
-    assert child.words["code"] == "StorageUnavailable"
+    assert child.words["code"] == "storage_unavailable"
     assert _hidden(bench) == []
     again = bench.start("--shard-requests", "50")
     bench.eventually(lambda: "no space left on device" in again.said)
@@ -223,8 +223,8 @@ def test_a_folder_that_may_not_be_written_is_named_at_once(small_disk: Bench) ->
     out = bench.place.store.path("out")  # type: ignore[attr-defined]
     subprocess.run(["mount", "-o", "remount,ro", str(out)], check=True)
     child = bench.run(exit_code=77)
-    assert child.words["code"] == "AccessDenied"
-    assert str(out) in child.words["message"]
+    assert child.words["code"] == "storage_denied"
+    assert str(out) in child.words["value"]
     assert bench.server.tries.total() == 0
 
 
@@ -239,7 +239,7 @@ def test_an_output_folder_that_is_removed_while_it_works_ends_the_run_by_name(fo
     out = bench.place.store.path("out")  # type: ignore[attr-defined]
     shutil.rmtree(out)
     assert child.wait() == 75, child.said
-    assert str(out) in child.words["message"]
+    assert str(out) in child.words["value"]
     assert "Traceback" not in child.said
     assert bench.server.tries.total() < 800
     assert bench.keys() == []

@@ -120,7 +120,7 @@ def test_an_input_that_changes_during_the_run_ends_it_by_name_with_nothing_publi
     bench.eventually(lambda: bench.server.tries.total() > 10)
     bench.give(121)
     assert child.wait() == 65, child.said
-    assert child.words["code"] == "InputChanged"
+    assert child.words["code"] == "input_changed"
     assert "in.jsonl" in child.words["message"]
     assert bench.keys() == []
     before = bench.owner
@@ -137,7 +137,7 @@ def test_an_input_that_is_removed_during_the_run_ends_it_by_name(bench: Bench) -
     where = bench.place.child("in.jsonl")
     where.store.delete(where.key)
     assert child.wait() == 65, child.said
-    assert child.words["code"] in ("InputChanged", "InputNotFound")
+    assert child.words["code"] in ("input_changed", "input_not_found")
     assert bench.keys() == []
 
 

@@ -51,7 +51,7 @@ def test_a_run_that_is_killed_at_any_of_its_writes_is_ended_by_the_same_command(
         # the second write of the owner says that the run is finished; from then on its results are in the way of another one
         finished = label == "remove part" or (label, nth, when) == ("owner.json", 2, "after")
         second = bench.run(*SMALL, exit_code=65 if finished else 0)
-        assert second.words["code"] == ("OutputExists" if finished else "Succeeded"), label
+        assert second.words["code"] == ("output_exists" if finished else "succeeded"), label
         bench.check()
         assert bench.keys() == ["errors.jsonl", "manifest.json", "output.jsonl"]
         again = bench.server.tries.total() - LINES
@@ -106,7 +106,7 @@ def test_results_that_were_published_before_the_kill_are_not_taken_for_those_of_
     bench.give(LINES + 1)
     for _ in range(2):
         refused = bench.run(*SMALL, exit_code=65)
-        assert refused.words["code"] == "OutputExists"
+        assert refused.words["code"] == "output_exists"
     assert bench.results == before
 
 

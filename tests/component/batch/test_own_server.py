@@ -117,7 +117,7 @@ def test_a_model_that_cannot_be_served_is_explained_in_the_servers_words(batch: 
     batch.model.unlink()
     batch.model.mkdir()
     assert batch.start(SEEDS_LINES).wait(60) == 65, batch.log
-    assert batch.words["code"] == "ServerFailed"
+    assert batch.words["code"] == "server_failed"
     assert "config.json" in batch.words["message"]
     assert batch.servers() == []
 
@@ -165,6 +165,6 @@ def test_a_server_that_dies_ends_the_run(batch: OwnBatch) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):  # the engine follows its front at once
             server.kill()
     assert process.wait(30) == 69, batch.log
-    assert batch.words["code"] == "ServerFailed"
+    assert batch.words["code"] == "server_failed"
     assert "SIGKILL" in batch.words["message"]
     assert not (batch.folder / "out" / "manifest.json").exists()

@@ -21,8 +21,8 @@ def test_a_second_run_is_refused_by_the_first_ones_name_and_changes_nothing(benc
     bench.eventually(lambda: bench.server.tries.total() > 0)
     for words in ([], ["--run-id", "second"]):
         second = bench.run(*SMALL, *words, exit_code=65)
-        assert second.words["code"] == "OutputExists"
-        assert "--run-id first" in second.words["message"]
+        assert second.words["code"] == "output_exists"
+        assert "run first" in second.words["message"]
     bench.server.delay_s = 0.0
     assert first.wait() == 0
     assert bench.check()["run"] == "first"
@@ -40,11 +40,11 @@ def test_a_run_that_overwrites_takes_over_and_the_first_publishes_nothing(bench:
     bench.server.delay_s = 0.02
     assert second.wait() == 0
     assert first.wait() == 65, first.said
-    assert first.words["code"] == "OutputExists"
+    assert first.words["code"] == "output_exists"
     assert "second" in first.words["message"]
     assert bench.check()["run"] == "second"
     again = bench.run(*SMALL, "--run-id", "first", "--overwrite", exit_code=65)
-    assert again.words["code"] == "OutputExists"
+    assert again.words["code"] == "output_exists"
     assert bench.check()["run"] == "second"
 
 
@@ -56,7 +56,7 @@ def test_a_run_that_was_displaced_notices_long_before_its_last_line(bench: Bench
     bench.run(*SMALL, "--run-id", "second", "--overwrite", "--phase", "plan")
     assert first.wait() == 65, first.said
     assert bench.server.tries.total() < 800
-    assert first.words["code"] == "OutputExists"
+    assert first.words["code"] == "output_exists"
     assert "second" in first.words["message"]
 
 
@@ -88,7 +88,7 @@ def test_no_manifest_ever_vouches_for_another_runs_data(proxied: tuple[Bench, Pr
     codes = first.wait(), second.wait()
     run = bench.check()["run"]
     winner = first if run == "first" else second
-    assert winner.words["code"] == "Succeeded"
+    assert winner.words["code"] == "succeeded"
     assert codes in ((0, 65), (65, 0), (0, 0)), (first.said, second.said)
     if not overwrite:
         assert codes == (0, 65)

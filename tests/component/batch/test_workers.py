@@ -21,7 +21,7 @@ def test_two_workers_share_a_run_and_each_line_is_sent_once(bench: Bench) -> Non
     bench.server.delay_s = 0.05
     both = [bench.start(*TOGETHER, "--workers", "2", JOB_COMPLETION_INDEX=str(i)) for i in range(2)]
     assert [child.wait() for child in both] == [0, 0]
-    assert [child.words["code"] for child in both] == ["Succeeded"] * 2
+    assert [child.words["code"] for child in both] == ["succeeded"] * 2
     assert bench.check()["run"] == "together"
     assert bench.repeated == 0
     assert all(child.words["requestCounts"] == {"total": 200, "completed": 200, "failed": 0} for child in both)
@@ -108,29 +108,29 @@ def test_phases_as_pods_run_them_plan_work_and_merge(bench: Bench) -> None:
     bench.give(120)
     words = ["--run-id", "job", "--workers", "3", "--shard-requests", "10"]
     plan = bench.run(*words, "--phase", "plan", BANYAN_POD_UID="p")
-    assert plan.words["code"] == "Planned"
+    assert plan.words["code"] == "planned"
     assert plan.words["requestCounts"] == {"total": 120, "completed": 0, "failed": 0}
     assert (plan.words["shards"], plan.words["fenced"]) == (12, True)
     assert bench.server.tries.total() == 0
     again = bench.run(*words, "--phase", "plan", BANYAN_POD_UID="p2")
     assert again.words == plan.words
     early = bench.run(*words, "--phase", "merge", exit_code=75)
-    assert early.words["code"] == "Unfinished"
+    assert early.words["code"] == "unfinished"
     workers = [bench.start(*words, "--phase", "work", BANYAN_POD_UID=f"w{i}", JOB_COMPLETION_INDEX=str(i)) for i in range(3)]
     assert [child.wait() for child in workers] == [0, 0, 0]
-    assert all(child.words["code"] == "Worked" for child in workers)
+    assert all(child.words["code"] == "worked" for child in workers)
     assert workers[0].words["requestCounts"] == {"total": 120, "completed": 120, "failed": 0}
     assert bench.keys() == []
     merges = [bench.start(*words, "--phase", "merge", BANYAN_POD_UID=f"m{i}") for i in range(2)]
     assert [child.wait() for child in merges] == [0, 0]
     for child in merges:
-        assert child.words["code"] == "Succeeded"
+        assert child.words["code"] == "succeeded"
         assert child.words["manifest"] == bench.output.child("manifest.json").uri
         assert child.words["usage"]["completionTokens"] == 360
     bench.check()
     assert bench.repeated == 0
     late = bench.run(*words, "--phase", "work", BANYAN_POD_UID="late")
-    assert late.words["code"] in ("Worked", "Succeeded")
+    assert late.words["code"] in ("worked", "succeeded")
     assert bench.repeated == 0
 
 

@@ -480,10 +480,10 @@ WORKER = """
 import json, os, sys, time
 time.sleep(0.3)
 if {code}:
-    open(os.environ["BANYAN_TERMINATION_LOG"], "w").write(json.dumps({{"code": "AccessError", "message": "the bucket is not yours"}}))
+    open(os.environ["BANYAN_TERMINATION_LOG"], "w").write(json.dumps({{"code": "storage_denied", "message": "the bucket is not yours"}}))
     sys.exit({code})
 counts = {{"total": 3, "completed": 3, "failed": 0}}
-open(os.environ["BANYAN_TERMINATION_LOG"], "w").write(json.dumps({{"code": "Succeeded", "message": "", "requestCounts": counts}}))
+open(os.environ["BANYAN_TERMINATION_LOG"], "w").write(json.dumps({{"code": "succeeded", "message": "", "requestCounts": counts}}))
 """
 
 
@@ -527,7 +527,7 @@ import json, os, shutil, sys
 if "--phase=merge" in sys.argv:
     shutil.rmtree(os.environ["HOME"].partition("/volumes/")[0])  # as good as a disk that is full by then
 counts = {"total": 300, "completed": 300, "failed": 0}
-words = {"code": "Succeeded", "message": "", "requestCounts": counts, "output": "file:///there"}
+words = {"code": "succeeded", "message": "", "requestCounts": counts, "output": "file:///there"}
 with open(os.environ["BANYAN_TERMINATION_LOG"], "w") as log:
     log.write(json.dumps(words))
 """
@@ -552,12 +552,12 @@ def say(code, completed):
         log.write(json.dumps({"code": code, "message": "", "requestCounts": counts, "shards": 1, "fenced": True}))
 if "--phase=work" in sys.argv:
     def stop(*_):
-        say("Interrupted", 352)
+        say("interrupted", 352)
         os._exit(143)
     signal.signal(signal.SIGTERM, stop)
     print("at work", flush=True)
     time.sleep(600)
-say("Planned", 0)
+say("planned", 0)
 """
 
 

@@ -76,7 +76,7 @@ def test_bad_files_end_the_start_with_one_line_that_names_them(
     ("model", "code", "words"),
     [
         ("catalog://smollm3", BAD_FILES, "smollm3"),
-        ("nowhere", BAD_FILES, "--model-path=nowhere"),
+        ("nowhere", BAD_FILES, "model_not_found"),
     ],
 )
 def test_a_mistyped_model_ends_the_start_with_one_line_and_no_other(start_server: StartServer, model: str, code: int, words: str) -> None:

@@ -84,7 +84,7 @@ def test_messages_about_one_thing_go_to_whom_it_belongs_and_all_else_to_the_fron
     assert recipient(wire.Failed(number(2, 7), "queue_full", "")) == 2
     assert recipient(wire.Pong(number(0, 7))) == 0
     assert recipient(wire.Flushed(number(1, 7), ok=True)) == 1
-    assert recipient(wire.Fatal("", 70)) == 0
+    assert recipient(wire.Fatal("", 70, "engine_died")) == 0
 
 
 def a_pair() -> tuple[Link, Link]:

@@ -63,7 +63,7 @@ def test_a_quantized_file_is_not_quantized_again(start_server: StartServer, quan
     server = start_server("--quantization", "w4a16", model=quantized)
     assert server.wait(60) == EXIT_CONFIG
     assert "tiny.Q8_0.gguf" in server.log
-    assert json.loads(server.termination_log.read_text())["code"] == "ConfigError"
+    assert json.loads(server.termination_log.read_text())["code"] == "invalid_flag"
 
 
 @pytest.mark.long
@@ -74,7 +74,7 @@ def test_a_tokenizer_that_is_not_known_ends_the_start_with_what_to_do_and_that_h
     refused = start_server(model=file)
     assert refused.wait(60) == EXIT_MODEL
     words = json.loads(refused.termination_log.read_text())
-    assert words["code"] == "ModelError"
+    assert words["code"] == "invalid_model"
     assert all(word in words["message"] for word in ("odd.gguf", "'viking'", "--tokenizer-path"))
     assert all(answers(start_server("--tokenizer-path", str(tiny_chat), model=file).ready()))
 

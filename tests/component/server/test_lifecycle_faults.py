@@ -71,7 +71,7 @@ def test_when_the_engine_is_killed_streams_fail_probes_tell_and_the_server_ends(
     assert "Traceback" not in server.log, "one for each request would bury why the engine ended"
     assert f"Child process unexpectedly failed with exitcode=-9. pid={engine.pid}" in server.log
     assert re.search(r"^FATAL: .*exit code -9", server.log, re.MULTILINE)
-    assert json.loads(server.termination_log.read_text())["code"] == "EngineDied"
+    assert json.loads(server.termination_log.read_text())["code"] == "engine_died"
 
 
 @pytest.mark.long  # seconds are counted
@@ -107,7 +107,7 @@ def test_an_engine_that_stays_stopped_is_ended_and_the_server_with_it(start_serv
     assert server.wait(20) == 70
     assert gone(engine)
     words = json.loads(server.termination_log.read_text())
-    assert (words["code"], "--watchdog-timeout" in words["message"]) == ("EngineDied", True)
+    assert (words["code"], "--watchdog-timeout" in words["message"]) == ("engine_died", True)
     assert f"FATAL: {words['message']}" in server.log.splitlines()
     assert "memory" not in server.log.partition("FATAL")[2], "it did not run out of it"
 

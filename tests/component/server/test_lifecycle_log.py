@@ -137,7 +137,7 @@ def test_a_log_that_nobody_reads_does_not_keep_a_server_from_its_end(launch: Lau
     reason = end(server)
     assert server.process.wait(30) == 70
     words = server.last_words()
-    assert words["code"] == "EngineDied"
+    assert words["code"] == "engine_died"
     assert reason in words["message"]
     pipe.close()
     os.close(pipe.write)
@@ -180,12 +180,12 @@ def closed(launch: Launch, *flags: str) -> Server:
 def test_a_log_that_cannot_be_written_costs_neither_exit_code_nor_reason(launch: Launch, broken: Callable[..., Server]) -> None:
     refused = broken(launch, "--page-size", "3")
     assert refused.process.wait(30) == 64
-    assert refused.last_words()["code"] == "ConfigError"
+    assert refused.last_words()["code"] == "invalid_flag"
     server = broken(launch)
     server.ready()
     server.engine.kill()
     assert server.process.wait(30) == 70
-    assert server.last_words()["code"] == "EngineDied"
+    assert server.last_words()["code"] == "engine_died"
 
 
 def test_a_batch_run_whose_log_cannot_be_written_keeps_its_exit_code_and_reason(tmp_path: Path) -> None:
@@ -196,4 +196,4 @@ def test_a_batch_run_whose_log_cannot_be_written_keeps_its_exit_code_and_reason(
         code = subprocess.run(command, stderr=log, env=os.environ | {"BANYAN_TERMINATION_LOG": str(words)}, timeout=60).returncode
     plain = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert code == plain.returncode
-    assert f"FATAL: {json.loads(words.read_text())['message']}" in plain.stderr
+    assert json.loads(words.read_text())["message"] in plain.stderr.partition("FATAL: ")[2]

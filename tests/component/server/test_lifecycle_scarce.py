@@ -39,7 +39,7 @@ def test_without_a_thread_for_its_last_words_a_server_still_says_them(start_serv
     flag.touch()
     server.engine.kill()
     code, kind, message = told(server)
-    assert (code, kind) == (70, "EngineDied")
+    assert (code, kind) == (70, "engine_died")
     assert "exit code -9" in message
     assert "Traceback" not in server.log
 
@@ -49,7 +49,7 @@ def test_a_server_that_gets_no_thread_to_start_with_says_so(start_server: StartS
     flag = tmp_path / "none"
     flag.touch()
     code, kind, message = told(start_server(program=THREADLESS, environment={"NO_THREADS": str(flag)}))
-    assert (code, kind) == (75, "UnavailableError")
+    assert (code, kind) == (75, "unavailable")
     assert "pids limit" in message
 
 
@@ -60,7 +60,7 @@ def test_a_thread_that_is_lacking_while_it_loads_is_named(start_server: StartSer
     assert server.url
     flag.touch()
     code, kind, message = told(server)
-    assert (code, kind) == (75, "UnavailableError")
+    assert (code, kind) == (75, "unavailable")
     assert "pids limit" in message
 
 
@@ -69,7 +69,7 @@ def test_an_engine_that_its_watchdog_ends_is_named_so_with_its_stacks_in_the_log
     server = start_server().ready()
     server.engine.send_signal(signal.SIGALRM)  # what the watchdog's timer sends
     code, kind, message = told(server)
-    assert (code, kind) == (70, "EngineDied")
+    assert (code, kind) == (70, "engine_died")
     assert "--watchdog-timeout" in message
     assert "engine_process.py" in server.log
 
@@ -110,7 +110,7 @@ def test_a_limit_on_the_size_of_files_is_a_configuration_error_that_names_tmpdir
         resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
 
     code, fatal, words = serve(tiny_chat, tmp_path, prepare=limit)
-    assert (code, words["code"]) == (64, "ConfigError")
+    assert (code, words["code"]) == (64, "invalid_flag")
     assert "TMPDIR" in fatal
 
 
@@ -119,7 +119,7 @@ def test_a_limit_on_the_size_of_files_is_a_configuration_error_that_names_tmpdir
 
 def test_an_argument_that_is_no_text_is_refused_by_its_name(tiny_chat: Path, tmp_path: Path) -> None:
     code, fatal, words = serve(tiny_chat, tmp_path, "--served-model-name", b"x\xff")
-    assert (code, words["code"]) == (64, "ConfigError")
+    assert (code, words["code"]) == (64, "invalid_flag")
     assert "--served-model-name" in fatal
 
 

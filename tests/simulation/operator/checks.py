@@ -216,7 +216,7 @@ class Checks:
             return
         works = [job for job in jobs if job.phase == "work" and job.finished == "Failed"]
         if works and not any(
-            end.word in ("Failed", "TooManyErrors") or end.code for job in jobs if job.phase == "merge" for end in job.ends
+            end.word in ("failed", "too_many_errors") or end.code for job in jobs if job.phase == "merge" for end in job.ends
         ):
             self.sim.fail(f"{name}: Failed, and what was done is not published")
         ends = [(job, end) for job in failed for end in job.ends if end.code != 0]

@@ -26,7 +26,6 @@ LINES: Final = 100  # of a batch
 SHARDS: Final = 3
 FINAL_CODES: Final = (64, 65, 77, 78, 79)
 INDEX: Final = "batch.kubernetes.io/job-completion-index"
-MERGED: Final = {"cancelled": "Cancelled", "expired": "Expired", "failed": "Failed", "too-many-errors": "TooManyErrors", None: "Succeeded"}
 
 
 @dataclass(frozen=True)
@@ -415,18 +414,18 @@ class Cluster:
         counts = {"total": LINES, "completed": LINES - failed, "failed": failed}
         match phase:
             case "plan":
-                self._end(pod, 0, {"total": LINES, "completed": 0, "failed": 0}, word="Planned")
+                self._end(pod, 0, {"total": LINES, "completed": 0, "failed": 0}, word="planned")
             case "work":
-                self._end(pod, 0, self.worked.setdefault(job.batch, counts), word="Worked")
+                self._end(pod, 0, self.worked.setdefault(job.batch, counts), word="worked")
             case "merge":
                 if job.partial is None and rng.random() < 0.1:
-                    self._end(pod, 65, {"total": LINES, "completed": 0, "failed": LINES}, word="AllLinesFailed")
+                    self._end(pod, 65, {"total": LINES, "completed": 0, "failed": LINES}, word="all_lines_failed")
                 else:
-                    self._end(pod, 0, counts, word=MERGED[job.partial])
+                    self._end(pod, 0, counts, word=(job.partial or "succeeded").replace("-", "_"))
 
     def _end(self, pod: Manifest, code: int, counts: Mapping[str, int], *, disrupted: bool = False, word: str = "Word") -> None:
         text = f"words of {pod['metadata']['name']}"
-        plan = f', "shards": {SHARDS}, "fenced": true' if word == "Planned" else ""
+        plan = f', "shards": {SHARDS}, "fenced": true' if word == "planned" else ""
         words = f'{{"code": "{word}", "message": "{text}", "requestCounts": {_json(counts)}{plan}}}'
         state = {
             "exitCode": code,

@@ -67,7 +67,7 @@ def test_a_copy_of_results_is_completed_as_they_are(batch: Batch, server: Script
     output = tmp_path / "copy/output.jsonl"
     output.write_bytes(output.read_bytes().replace(b"hello", b"hallo"))
     words = batch("--retry-failed", tmp_path / "copy", "--output", tmp_path / "other")
-    assert (words["exit"], words["code"]) == (65, "InputChanged")
+    assert (words["exit"], words["code"]) == (65, "input_changed")
 
 
 def test_an_input_that_was_copied_to_where_it_was_is_the_same(batch: Batch, server: ScriptedServer, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_an_input_that_was_copied_to_where_it_was_is_the_same(batch: Batch, serv
     assert (words["exit"], words["requestCounts"]) == (0, {"total": 2, "completed": 2, "failed": 0})
     place.write_text(place.read_text().replace("hello", "hallo"))
     words = batch("--retry-failed", tmp_path / "first", "--output", tmp_path / "other")
-    assert (words["exit"], words["code"]) == (65, "InputChanged")
+    assert (words["exit"], words["code"]) == (65, "input_changed")
 
 
 def test_an_input_that_is_not_where_it_was_is_named_with_what_is_needed(batch: Batch, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_an_input_that_is_not_where_it_was_is_named_with_what_is_needed(batch: B
     batch("--input", tmp_path / "in.jsonl", "--output", tmp_path / "first")
     (tmp_path / "in.jsonl").rename(tmp_path / "moved.jsonl")
     words = batch("--retry-failed", tmp_path / "first", "--output", tmp_path / "whole")
-    assert (words["exit"], words["code"]) == (65, "InputNotFound")
+    assert (words["exit"], words["code"]) == (65, "input_not_found")
     assert f"{tmp_path}/in.jsonl" in words["message"]
 
 
@@ -107,8 +107,8 @@ def test_a_document_that_no_run_wrote_is_named(batch: Batch, tmp_path: Path, nam
     (tmp_path / "out" / name).parent.mkdir(parents=True)
     (tmp_path / "out" / name).write_bytes(data)
     words = batch("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out", "--run-id", "r1")
-    assert (words["exit"], words["code"]) == (65, "ResultsDamaged")
-    assert name in words["message"]
+    assert (words["exit"], words["code"]) == (65, "results_damaged")
+    assert words["value"].endswith(name)
 
 
 @pytest.mark.parametrize("name", ["output.jsonl", ".banyan/owner.json"])
@@ -122,6 +122,6 @@ def test_what_stands_in_a_results_place_and_is_no_file_is_named(batch: Batch, tm
     else:
         place.symlink_to("/Nowhere/x")
     words = batch("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out")
-    assert (words["exit"], words["code"]) == (64, "InvalidSpec")
-    assert str(place) in words["message"]
+    assert (words["exit"], words["code"]) == (64, "invalid_flag")
+    assert words["value"] == place.as_uri()
     assert kind == "a folder" or "/Nowhere/x" in words["message"]

@@ -24,15 +24,15 @@ COMMAND = [sys.executable, "-m", "banyan_runtime", "batch"]
 @pytest.mark.parametrize("flag", ["--output", "--input"])
 def test_an_empty_path_is_named(run: Run, flag: str) -> None:
     results = run([line("a", "hello")], flag, "")
-    assert (results.exit_code, results.words["code"]) == (64, "InvalidSpec")
-    assert flag in results.words["message"]
+    assert (results.exit_code, results.words["code"]) == (64, "invalid_flag")
+    assert results.words["field"] == flag
 
 
 @pytest.mark.parametrize("flag", ["--output", "--input"])
 def test_an_address_with_one_slash_is_no_folder(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
     monkeypatch.chdir(tmp_path)
     results = run([line("a", "hello")], flag, "s3:/bucket/x")
-    assert (results.exit_code, results.words["code"]) == (64, "InvalidSpec")
+    assert (results.exit_code, results.words["code"]) == (64, "invalid_flag")
     assert not (tmp_path / "s3:").exists()
 
 
@@ -55,7 +55,7 @@ def test_a_folder_that_this_user_may_not_enter_ends_the_run_as_access_denied(
         env=os.environ | {"BANYAN_TERMINATION_LOG": str(words)},
     )
     assert ended.returncode == 77, ended.stderr
-    assert json.loads(words.read_text())["code"] == "AccessDenied"
+    assert json.loads(words.read_text())["code"] == "storage_denied"
     assert f"locked/{name}" in ended.stderr
     assert f" {os.geteuid()} " in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -88,8 +88,8 @@ def test_an_input_at_its_own_output_or_in_what_runs_keep_there_is_refused_by_nam
     base = f"{tmp_path}/" if scheme == "folder" else "s3://bucket/"
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
     results = run([line("a", "hello")], "--input", base + source, "--output", f"{base}out/")
-    assert (results.exit_code, results.words["code"]) == (64, "InvalidSpec")
-    assert f"--input={base}{source}" in results.words["message"]
+    assert (results.exit_code, results.words["code"]) == (64, "invalid_flag")
+    assert (results.words["field"], results.words["value"]) == ("--input", base + source)
     assert server.tries.total() == 0
 
 

@@ -63,7 +63,7 @@ def test_a_stopped_run_publishes_nothing_and_says_so(
     process.send_signal(number)
     assert process.wait(10) == exit_code
     words = json.loads((tmp_path / "words").read_text())
-    assert words["code"] == "Interrupted"
+    assert words["code"] == "interrupted"
     assert words["requestCounts"]["total"] == 2000
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".banyan"]
     again = start("--max-concurrency", "256", count=20)

@@ -47,8 +47,7 @@ def test_the_manifest_and_the_last_words_tell_what_was_done(run: Run) -> None:
         told = manifest[key]
         assert (told["bytes"], told["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
         assert results.words[key] == told["uri"] == f"file://{results.folder}/{name}"
-    assert (results.words["code"], results.words["requestCounts"], results.words["usage"]) == ("Succeeded", counts, usage)
-    assert results.words["manifest"] == f"file://{results.folder}/manifest.json"
+    assert (results.words["code"], results.words["requestCounts"], results.words["usage"]) == ("succeeded", counts, usage)
     assert sorted(path.name for path in results.folder.iterdir()) == [
         ".banyan",
         "errors.jsonl",
@@ -157,7 +156,7 @@ def test_lines_that_cannot_be_sent_are_noted_with_code_and_line_number(run: Run,
 def test_a_strict_run_sends_nothing_if_a_line_is_bad(run: Run, server: ScriptedServer, second: str) -> None:
     results = run([line("a", "hello"), second], "--on-invalid-line", "fail")
     assert results.exit_code == 65
-    assert results.words["code"] == "InputInvalid"
+    assert results.words["code"] == "invalid_line"
     assert "line 2" in results.words["message"]
     assert not server.tries
     assert not (results.folder / "output.jsonl").exists()
@@ -189,7 +188,7 @@ def test_a_folder_of_plain_and_gzipped_files_is_read_in_name_order(run: Run, tmp
     for damaged in (packed[:-10], packed + b"no gzip"):
         (folder / "1.jsonl.gz").write_bytes(damaged)
         refused = run([], "--input", str(folder), "--overwrite")
-        assert refused.words["code"] == "InputInvalid"
+        assert refused.words["code"] == "input_invalid"
         assert f"file://{folder}/1.jsonl.gz" in refused.words["message"]
 
 
@@ -211,14 +210,14 @@ def test_a_model_name_and_a_key_are_sent_with_every_line(run: Run, server: Scrip
 def test_a_wrong_key_ends_the_run_instead_of_writing_an_error_for_each_line(run: Run, server: ScriptedServer) -> None:
     server.api_key = "sk-secret"
     results = run([line(str(i), "hello") for i in range(500)])
-    assert (results.exit_code, results.words["code"]) == (77, "AccessDenied")
+    assert (results.exit_code, results.words["code"]) == (77, "api_key_denied")
     assert not (results.folder / "errors.jsonl").exists()
 
 
 def test_an_output_that_cannot_be_written_is_named_as_it_was_given(run: Run) -> None:
     results = run([line("a", "hello")], "--output", "/proc/nowhere/")
-    assert (results.exit_code, results.words["code"]) == (64, "OutputNotFound")
-    assert "file:///proc/nowhere (--output)" in results.words["message"]
+    assert (results.exit_code, results.words["code"]) == (64, "output_not_found")
+    assert (results.words["field"], results.words["value"]) == ("--output", "file:///proc/nowhere")
 
 
 def test_a_process_that_only_publishes_shows_the_counts_of_the_run(run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -249,12 +248,13 @@ def test_who_joins_a_run_with_another_endpoint_or_input_is_refused(run: Run, tmp
     for option, given, begun in others:
         for phase in ("all", "work", "merge"):
             refused = run([], *first, option, given, "--phase", phase)
-            assert (refused.exit_code, refused.words["code"]) == (64, "InvalidSpec")
-            assert all(part in refused.words["message"] for part in (option, given, begun, "--run-id"))
+            assert (refused.exit_code, refused.words["code"]) == (64, "invalid_flag")
+            assert (refused.words["field"], begun in refused.words["message"]) == (option, True)
+            assert given in refused.words["value"]
             assert owner.read_bytes() == before, "it is whose it was"
     assert [entry["custom_id"] for entry in run([], *first).output] == ["one"]
     refused = run([], *first, "--endpoint", "/v1/embeddings")
-    assert (refused.exit_code, refused.words["code"]) == (64, "InvalidSpec")
+    assert (refused.exit_code, refused.words["code"]) == (64, "invalid_flag")
 
 
 @pytest.mark.parametrize("inputs", ["in.jsonl", ""])
@@ -271,12 +271,12 @@ def test_a_file_of_a_folder_is_not_the_folder(run: Run, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"in/{name}.jsonl").write_text(line(name, "hello") + "\n")
     assert run([], "--input", f"{tmp_path}/in/", "--run-id", "job", "--phase", "plan").exit_code == 0
-    assert run([], "--input", f"{tmp_path}/in/a.jsonl", "--run-id", "job").words["code"] == "InvalidSpec"
+    assert run([], "--input", f"{tmp_path}/in/a.jsonl", "--run-id", "job").words["code"] == "invalid_flag"
 
 
 def test_a_model_that_is_not_served_ends_the_run(run: Run, server: ScriptedServer) -> None:
     results = run([line("a", "hello"), line("b", "hello")], "--model", "absent")
-    assert (results.exit_code, results.words["code"]) == (64, "ModelNotFound")
+    assert (results.exit_code, results.words["code"]) == (64, "model_not_found")
     assert "absent" in results.words["message"]
 
 
@@ -299,7 +299,7 @@ def test_lines_that_wait_for_another_try_keep_no_other_line_from_being_sent(run:
 def test_results_of_another_run_are_not_overwritten_unasked(run: Run, server: ScriptedServer) -> None:
     assert run([line("a", "first")]).exit_code == 0
     again = run([line("a", "second")])
-    assert (again.exit_code, again.words["code"]) == (65, "OutputExists")
+    assert (again.exit_code, again.words["code"]) == (65, "output_exists")
     assert "You said: first" in (again.folder / "output.jsonl").read_text()
     assert server.tries["second"] == 0
     forced = run([line("a", "second")], "--overwrite")
@@ -310,7 +310,7 @@ def test_results_of_another_run_are_not_overwritten_unasked(run: Run, server: Sc
 def test_a_run_that_published_already_succeeds_again_without_work(run: Run, server: ScriptedServer) -> None:
     assert run([line("a", "hello")], "--run-id", "job-1").exit_code == 0
     again = run([line("a", "hello")], "--run-id", "job-1")
-    assert (again.exit_code, again.words["code"]) == (0, "Succeeded")
+    assert (again.exit_code, again.words["code"]) == (0, "succeeded")
     assert again.words["requestCounts"] == {"total": 1, "completed": 1, "failed": 0}
     assert server.tries["hello"] == 1
 
@@ -319,7 +319,7 @@ def test_results_whose_manifest_was_removed_are_in_the_way_and_named(run: Run) -
     first = run([line("a", "first")], "--run-id", "one")
     (first.folder / "manifest.json").unlink()
     second = run([line("a", "second")])
-    assert (second.exit_code, second.words["code"]) == (65, "OutputExists")
+    assert (second.exit_code, second.words["code"]) == (65, "output_exists")
     assert "one" in second.words["message"]
     assert "You said: first" in (second.folder / "output.jsonl").read_text()
 
@@ -334,16 +334,16 @@ def test_where_results_were_removed_as_a_whole_the_same_command_runs_again(run: 
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "code"),
     [
-        (["--input", "/nowhere/in.jsonl"], 65, "InputNotFound"),
-        (["--input", "ftp://host/x"], 64, "InvalidSpec"),
-        (["--output", "pvc://claim/x"], 64, "InvalidSpec"),
-        (["--output", __file__], 64, "InvalidSpec"),
-        (["--server", "localhost:8000"], 64, "InvalidSpec"),
-        (["--max-concurrency", "0"], 64, "InvalidSpec"),
-        (["--endpoint", "/v1/other"], 64, "InvalidSpec"),
-        (["--api-key-file", "/nowhere"], 64, "InvalidSpec"),
-        (["--no-such-flag"], 64, "InvalidSpec"),
-        (["--server-timeout", "1", "--server", "http://127.0.0.1:9"], 75, "ServerNotReady"),
+        (["--input", "/nowhere/in.jsonl"], 65, "input_not_found"),
+        (["--input", "ftp://host/x"], 64, "invalid_flag"),
+        (["--output", "pvc://claim/x"], 64, "invalid_flag"),
+        (["--output", __file__], 64, "invalid_flag"),
+        (["--server", "localhost:8000"], 64, "invalid_flag"),
+        (["--max-concurrency", "0"], 64, "invalid_flag"),
+        (["--endpoint", "/v1/other"], 64, "invalid_flag"),
+        (["--api-key-file", "/nowhere"], 64, "invalid_flag"),
+        (["--no-such-flag"], 64, "invalid_flag"),
+        (["--server-timeout", "1", "--server", "http://127.0.0.1:9"], 75, "server_not_ready"),
     ],
 )
 def test_a_job_that_cannot_work_says_why_with_its_exit_code(run: Run, arguments: list[str], exit_code: int, code: str) -> None:
@@ -369,7 +369,7 @@ def test_an_input_that_is_something_else_is_called_by_its_name(
 ) -> None:
     """It was told of each of its lines that it is no JSON, in a run that was complete."""
     results = run(data)
-    assert (results.exit_code, results.words["code"]) == (65, "InputInvalid")
+    assert (results.exit_code, results.words["code"]) == (65, "input_invalid")
     assert said in results.words["message"]
     assert not server.tries
     if data.startswith(b"\xff\xfe"):
@@ -382,18 +382,18 @@ def test_an_input_that_was_packed_twice_is_not_told_to_bear_the_name_that_it_has
     twice = tmp_path / "in.jsonl.gz"
     twice.write_bytes(gzip.compress(gzip.compress(line("a", "hello").encode())))
     results = run([], "--input", str(twice))
-    assert (results.exit_code, results.words["code"]) == (65, "InputInvalid")
+    assert (results.exit_code, results.words["code"]) == (65, "input_invalid")
     assert f"file://{twice}" in results.words["message"]
 
 
 def test_an_empty_input_is_refused(run: Run) -> None:
-    assert run(b"\n\n").words["code"] == "InputInvalid"
+    assert run(b"\n\n").words["code"] == "input_invalid"
     assert run(b"").exit_code == 65
 
 
 def test_a_server_that_goes_away_for_good_ends_the_run_without_results(run: Run, server: ScriptedServer) -> None:
     results = run([line(str(i), "status 503 always") for i in range(20)], "--server-timeout", "1")
-    assert (results.exit_code, results.words["code"]) == (69, "ServerGone")
+    assert (results.exit_code, results.words["code"]) == (69, "server_gone")
     assert [path.name for path in results.folder.iterdir()] == [".banyan"]
 
 
@@ -435,5 +435,5 @@ def test_an_input_that_changes_during_the_run_is_noticed(run: Run, server: Scrip
 
     server.handler = change
     results = run(lines)
-    assert (results.exit_code, results.words["code"]) == (65, "InputChanged")
+    assert (results.exit_code, results.words["code"]) == (65, "input_changed")
     assert not (results.folder / "manifest.json").exists()

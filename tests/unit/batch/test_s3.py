@@ -70,7 +70,7 @@ def test_a_batch_goes_from_bucket_to_bucket(bucket: S3Store, server: ScriptedSer
     manifest = json.loads(bucket.get("out/manifest.json"))
     assert manifest["output"]["etag"] == bucket.head("out/output.jsonl").tag
     assert batch(bucket, server) == 65
-    assert words()["code"] == "OutputExists"
+    assert words()["code"] == "output_exists"
     assert batch(bucket, server, "--overwrite") == 0
 
 
@@ -112,25 +112,25 @@ def test_a_broken_network_costs_no_line(bucket: S3Store, server: ScriptedServer,
     assert [fault.times for fault in proxy.faults] == [0, 0, 0, 0]
     ids = [json.loads(text)["custom_id"] for text in bucket.get("out/output.jsonl").splitlines()]
     assert ids == [str(i) for i in range(500)]
-    assert words()["code"] == "Succeeded"
+    assert words()["code"] == "succeeded"
 
 
 @pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize(
     ("change", "exit_code", "code", "said"),
     [
-        ({"AWS_SECRET_ACCESS_KEY": "WRONG-SECRET"}, 77, "AccessDenied", ["403"]),
-        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}, 77, "AccessDenied", []),
-        ({"BANYAN_S3_CREDENTIALS_DIR": "/nowhere"}, 77, "AccessDenied", []),
-        ({}, 65, "InputNotFound", ["/in.jsonl"]),
+        ({"AWS_SECRET_ACCESS_KEY": "WRONG-SECRET"}, 77, "storage_denied", ["403"]),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}, 77, "storage_denied", []),
+        ({"BANYAN_S3_CREDENTIALS_DIR": "/nowhere"}, 77, "storage_denied", []),
+        ({}, 65, "input_not_found", ["/in.jsonl"]),
         (
             {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"},
             75,
-            "StorageUnavailable",
+            "storage_unavailable",
             ["http://127.0.0.1:9", "out/"],
         ),
-        ({"AWS_ENDPOINT_URL_S3": "http://nowhere.invalid"}, 75, "StorageUnavailable", ["http://nowhere.invalid"]),
-        ({"AWS_ENDPOINT_URL_S3": "not a url"}, 64, "InvalidSpec", []),
+        ({"AWS_ENDPOINT_URL_S3": "http://nowhere.invalid"}, 75, "storage_unavailable", ["http://nowhere.invalid"]),
+        ({"AWS_ENDPOINT_URL_S3": "not a url"}, 64, "invalid_flag", []),
     ],
     ids=["wrong secret", "no keys", "empty secret folder", "no such object", "nobody there", "no such host", "bad endpoint"],
 )
@@ -149,7 +149,7 @@ def test_a_storage_that_cannot_be_used_is_explained(
     assert batch(bucket, server) == exit_code
     assert words()["code"] == code
     for part in said:
-        assert part in words()["message"]
+        assert part in f"{words()['value']}: {words()['message']}"
     assert "SECRET" not in words()["message"].replace("AWS_SECRET_ACCESS_KEY", "")
 
 
@@ -170,5 +170,5 @@ def test_a_run_that_is_stopped_while_it_publishes_ends_its_publication(
         assert process.wait(30) == 0
     finally:
         process.kill()
-    assert words()["code"] == "Succeeded"
+    assert words()["code"] == "succeeded"
     assert keys(bucket) == ["in.jsonl", "out/errors.jsonl", "out/manifest.json", "out/output.jsonl"]

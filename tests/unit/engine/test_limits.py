@@ -120,5 +120,5 @@ def test_a_context_far_beyond_the_pool_takes_no_memory() -> None:
 
 def test_mixed_steps_and_drafts_exclude_each_other() -> None:
     assert limits_of("--enable-mixed-chunk").mixed
-    with pytest.raises(ConfigError, match=r"--enable-mixed-chunk .*--speculative-algorithm=NGRAM"):
+    with pytest.raises(ConfigError, match=r"--enable-mixed-chunk: .*--speculative-algorithm=NGRAM"):
         limits_of("--enable-mixed-chunk", "--speculative-algorithm", "NGRAM", info=replace(INFO, features=frozenset({"drafts"})))

@@ -162,7 +162,7 @@ def test_the_pool_is_sixteen_contexts_unless_memory_is_short(tiny_model: Models,
 
 
 def test_a_pool_of_less_than_a_page_is_refused_for_that(tiny_model: Models) -> None:
-    with pytest.raises(ConfigError, match=r"--max-total-tokens=63 .*--page-size=64"):
+    with pytest.raises(ConfigError, match=r"--max-total-tokens=63: .*--page-size=64"):
         tiny_model("llama").load(max_total_tokens=63, page_size=64)
 
 
@@ -225,7 +225,7 @@ def test_auto_takes_the_type_that_the_cpu_multiplies_fast(monkeypatch: pytest.Mo
 
 
 def test_float16_is_refused_on_the_cpu() -> None:
-    with pytest.raises(ConfigError, match=r"--dtype=half .*bfloat16.*float32"):
+    with pytest.raises(ConfigError, match=r"--dtype=half: .*bfloat16.*float32"):
         device.choose_dtype(
             ServerConfig(model_path="x", device="cpu", dtype="half"), parse(BASE | {"dtype": "float16"}), torch.device("cpu")
         )

@@ -289,7 +289,7 @@ def test_a_fraction_that_does_not_fit_is_cut_with_both_numbers(
     assert Start(model, mem_fraction_static=0.5, **SMALL)()[1].pool_tokens < 0.7 * whole
     assert not caplog.messages
     gpu.memory.total, few = 10 * MIB, {**SMALL, "chunked_prefill_size": 64, "max_running_requests": 1}
-    with pytest.raises(ConfigError, match=r"--mem-fraction-static=0\.05 ") as error:
+    with pytest.raises(ConfigError, match=r"--mem-fraction-static=0\.05: ") as error:
         Start(model, mem_fraction_static=0.05, **few)()
     enough = re.search(r" (0\.\d\d) ", str(error.value))
     assert enough is not None

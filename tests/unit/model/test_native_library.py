@@ -41,8 +41,9 @@ def test_the_processors_widest_instructions_are_tried_first(monkeypatch: pytest.
 
 def test_a_variant_that_cannot_run_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variants.VARIABLE, "avx1024")
-    with pytest.raises(ConfigError, match=r"BANYAN_NATIVE_VARIANT=avx1024 .*portable"):
+    with pytest.raises(ConfigError, match="portable") as refused:
         variants.choose(frozenset({"avx2", "fma", "f16c"}))
+    assert (refused.value.field, refused.value.value) == (variants.VARIABLE, "avx1024")
 
 
 def test_a_package_has_every_variant_that_the_compiler_knows(

@@ -27,7 +27,7 @@ PROGRESS = {
     "usage": {"promptTokens": 10, "cachedTokens": 2, "completionTokens": 5, "totalTokens": 15},
 }
 PUBLISHED = {
-    "code": "Succeeded",
+    "code": "succeeded",
     "message": "done",
     "requestCounts": {"total": 1000, "completed": 988, "failed": 12},
     "usage": {"promptTokens": 20, "cachedTokens": 4, "completionTokens": 10, "totalTokens": 30},
@@ -79,8 +79,8 @@ def named(one: Manifest, name: str, created: float) -> Manifest:
     return merge(one, {"metadata": {"name": name, "uid": f"uid-{name}", "creationTimestamp": stamp(created)}})
 
 
-PLAN_WORDS = {"code": "Planned", "message": "", "requestCounts": {"total": 1000, "completed": 0, "failed": 0}, "shards": 4, "fenced": True}
-WORKED = {"code": "Worked", "message": "", "requestCounts": {"total": 1000, "completed": 988, "failed": 12}, "usage": {"totalTokens": 30}}
+PLAN_WORDS = {"code": "planned", "message": "", "requestCounts": {"total": 1000, "completed": 0, "failed": 0}, "shards": 4, "fenced": True}
+WORKED = {"code": "worked", "message": "", "requestCounts": {"total": 1000, "completed": 988, "failed": 12}, "usage": {"totalTokens": 30}}
 
 
 def planned(manifest: Manifest = BATCH) -> Manifest:
@@ -88,7 +88,7 @@ def planned(manifest: Manifest = BATCH) -> Manifest:
     return after(observe(manifest, job(manifest, phase="plan", **COMPLETE), ended(0, PLAN_WORDS, of="plan")), manifest)
 
 
-def published(partial: Any = None, code: int = 0, code_word: str = "Succeeded", **words: Any) -> tuple[Manifest, ...]:
+def published(partial: Any = None, code: int = 0, code_word: str = "succeeded", **words: Any) -> tuple[Manifest, ...]:
     """The merge, over."""
     status = COMPLETE if code == 0 else FAILED
     return job(phase="merge", partial=partial, **status), ended(code, PUBLISHED | {"code": code_word} | words, of="merge")

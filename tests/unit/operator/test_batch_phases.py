@@ -136,7 +136,7 @@ def test_a_plan_whose_report_was_never_seen_is_followed_by_the_work_all_the_same
 
 
 def test_a_plan_on_a_storage_without_conditional_writes_says_so():
-    words = {"code": "ConditionalWritesUnsupported", "message": "s3://out ignores If-None-Match"}
+    words = {"code": "conditional_writes_unsupported", "message": "s3://out ignores If-None-Match"}
     refused = observe(BATCH, job(phase="plan", **FAILED), ended(64, words, of="plan"))
     assert (refused.status["phase"], condition(refused, "Failed")["reason"]) == ("Failed", "ConditionalWritesUnsupported")
     assert (condition(refused, "Accepted")["status"], condition(refused, "Fenced")["status"]) == ("False", "False")
@@ -164,9 +164,9 @@ def test_a_worker_that_has_not_read_the_plan_takes_no_shards_away():
 
 
 def test_a_worker_that_ended_because_it_was_told_to_has_not_failed():
-    told = observe(MANY, job(MANY, active=1), ended(143, {"code": "Interrupted", "message": "stopped by SIGTERM"}), running(1))
+    told = observe(MANY, job(MANY, active=1), ended(143, {"code": "interrupted", "message": "stopped by SIGTERM"}), running(1))
     assert "lastFailure" not in told.status or told.status["lastFailure"] is None
-    failed = observe(MANY, job(MANY, active=1), ended(75, {"code": "StorageUnavailable", "message": "away"}), running(1))
+    failed = observe(MANY, job(MANY, active=1), ended(75, {"code": "storage_unavailable", "message": "away"}), running(1))
     assert failed.status["lastFailure"]["reason"] == "StorageUnavailable"
 
 
@@ -343,7 +343,7 @@ def test_other_workers_go_on_when_a_node_is_lost():
 def test_work_whose_end_is_decided_is_merged_though_pods_on_a_lost_node_never_end(decided: str):
     """The Job's own end comes only with theirs."""
     told = [{"type": decided, "status": "True", **AT}]
-    last = ended(0, WORKED) if decided == "SuccessCriteriaMet" else ended(65, {"code": "InputChanged", "message": "it changed"})
+    last = ended(0, WORKED) if decided == "SuccessCriteriaMet" else ended(65, {"code": "input_changed", "message": "it changed"})
     lost = merge(merge(running(1), SILENT), GONE)
     work = job(MANY, conditions=told, terminating=1)
     plan = observe(MANY, work, last, lost, now=NOW + 120)
@@ -371,7 +371,7 @@ def test_a_job_that_is_deleted_by_hand_is_made_again_three_times(phase):
         assert list(made(over)) == ["merge"]
         assert "--partial=failed" in args(made(over)["merge"])
         merge_job = merge(made(over)["merge"], {"metadata": {"uid": "m"}}) | {"status": COMPLETE}
-        report = merge(ended(0, PUBLISHED | {"code": "Failed"}, of="merge"), {})
+        report = merge(ended(0, PUBLISHED | {"code": "failed"}, of="merge"), {})
         report["metadata"]["ownerReferences"][0]["uid"] = "m"
         over = observe(after(over), merge_job, report)
     assert made(over) == {}
@@ -404,7 +404,7 @@ def test_a_merge_that_was_made_as_often_as_it_may_be_and_has_published_is_a_succ
 
 
 def test_a_job_that_failed_and_was_removed_has_failed_for_its_own_reason():
-    gone = (job(phase="plan", **FAILED), ended(65, {"code": "InputNotFound", "message": "no such object"}, of="plan"))
+    gone = (job(phase="plan", **FAILED), ended(65, {"code": "input_not_found", "message": "no such object"}, of="plan"))
     over = observe(BATCH, remains=gone)
     assert (made(over), over.status["phase"], condition(over, "Failed")["reason"]) == ({}, "Failed", "InputNotFound")
 
@@ -432,7 +432,7 @@ def test_a_pod_that_is_there_and_was_taken_for_gone_is_one():
 def test_work_that_failed_as_its_job_was_deleted_in_the_foreground_is_made_again(gone: bool):
     """With no failure to spare the Job's controller takes the pods that the garbage collector ends for failures."""
     deleted = {"metadata": {"deletionTimestamp": stamp(NOW - 9)}}
-    going, ends = merge(job(**COUNTED), deleted), merge(ended(143, {"code": "Interrupted", "message": "stopped"}), deleted)
+    going, ends = merge(job(**COUNTED), deleted), merge(ended(143, {"code": "interrupted", "message": "stopped"}), deleted)
     if gone:
         assert list(made(observe(planned(), remains=(ends, going)))) == ["work"]
         return
@@ -484,7 +484,7 @@ def test_work_is_not_made_again_once_there_is_a_merge():
 def test_work_in_which_all_lines_failed_is_published_and_has_failed():
     worked = job(**COMPLETE), ended(0, WORKED)
     counts = {"total": 1000, "completed": 0, "failed": 1000}
-    plan = observe(BATCH, *worked, *published(code=65, code_word="AllLinesFailed", requestCounts=counts))
+    plan = observe(BATCH, *worked, *published(code=65, code_word="all_lines_failed", requestCounts=counts))
     assert (plan.status["phase"], condition(plan, "Failed")["reason"]) == ("Failed", "AllLinesFailed")
     assert condition(plan, "Accepted")["status"] == "True"
     assert plan.status["requestCounts"] == counts
@@ -493,10 +493,10 @@ def test_work_in_which_all_lines_failed_is_published_and_has_failed():
 @pytest.mark.parametrize(
     ("said", "code", "phase", "reason"),
     [
-        ("Cancelled", 0, "Cancelled", "Cancelled"),
-        ("Expired", 0, "Expired", "Expired"),
-        ("Failed", 0, "Failed", "WorkersFailed"),
-        ("TooManyErrors", 79, "Failed", "TooManyErrors"),
+        ("cancelled", 0, "Cancelled", "Cancelled"),
+        ("expired", 0, "Expired", "Expired"),
+        ("failed", 0, "Failed", "WorkersFailed"),
+        ("too_many_errors", 79, "Failed", "TooManyErrors"),
     ],
 )
 def test_a_run_that_was_published_before_it_was_whole_is_no_success_whoever_ended_it(said: str, code: int, phase: str, reason: str) -> None:
@@ -517,15 +517,15 @@ def test_a_run_that_was_published_before_it_was_whole_is_no_success_whoever_ende
 @pytest.mark.parametrize("partial", [None, "cancelled", "expired"])
 def test_a_merge_that_fails_fails_the_batch(partial):
     over = job(suspend=True, **SUSPENDED) if partial else job(**COMPLETE)
-    plan = observe(a_batch(cancel=partial is not None), over, *published(partial, 77, "AccessDenied", message="403"))
+    plan = observe(a_batch(cancel=partial is not None), over, *published(partial, 77, "storage_denied", message="403"))
     assert (plan.status["phase"], condition(plan, "Failed")["reason"]) == ("Failed", "MergeFailed")
     assert "403" in condition(plan, "Failed")["message"]
 
 
 def test_work_that_failed_and_could_not_be_published_either_has_failed_for_its_own_reason():
-    failing = observe(planned(), job(**FAILED), ended(65, {"code": "InputChanged", "message": "in.jsonl"}))
+    failing = observe(planned(), job(**FAILED), ended(65, {"code": "input_changed", "message": "in.jsonl"}))
     merge_job = merge(made(failing)["merge"], {"metadata": {"uid": "uid-merge"}}) | {"status": FAILED}
-    over = observe(after(failing), merge_job, ended(77, {"code": "AccessDenied", "message": "403"}, of="merge"))
+    over = observe(after(failing), merge_job, ended(77, {"code": "storage_denied", "message": "403"}, of="merge"))
     assert condition(over, "Failed")["reason"] == "InputChanged"
     assert "403" in condition(over, "Failed")["message"]
 
@@ -554,15 +554,13 @@ def test_all_jobs_of_a_finished_batch_are_kept_ten_minutes_and_then_go():
     "text",
     [
         json.dumps({"code": "A" * 2000, "message": "m"}),
-        json.dumps({"code": "A" * 129, "message": "m"}),
-        json.dumps({"code": "InputInvalid\n", "message": "m"}),
         json.dumps({"code": {"a": 1}, "message": ["m"], "requestCounts": [1], "shards": -4, "fenced": "yes"}),
         json.dumps({"code": "", "requestCounts": {"total": 10**30, "completed": -1, "failed": "3"}, "usage": 7}),
         "[" * 4000,
         "9" * 4090,
         "\x00",
     ],
-    ids=["long code", "code a little too long", "code with a line's end", "other types", "other numbers", "nested", "number", "NUL"],
+    ids=["long code", "other types", "other numbers", "nested", "number", "NUL"],
 )
 @pytest.mark.parametrize("phase", ["plan", "work", "merge"])
 def test_last_words_of_whatever_form_leave_a_status_that_can_be_written(phase: str, text: str):
@@ -601,22 +599,22 @@ def test_a_merge_that_is_over_is_not_suspended_while_its_report_is_waited_for():
 
 
 def test_a_cancel_is_over_when_it_was_asked_for_and_not_when_its_last_pod_failed():
-    failed = ended(75, {"code": "StorageFailed"}, of="plan")
+    failed = ended(75, {"code": "storage_unavailable"}, of="plan")
     failed["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = stamp(NOW - 86400)
     over = observe(a_batch(cancel=True, ttlSecondsAfterFinished=3600), job(phase="plan", suspend=True, **SUSPENDED), failed)
     assert (over.status["phase"], over.status["completionTime"]) == ("Cancelled", stamp(NOW))
 
 
 def test_a_deadline_that_has_passed_when_the_start_is_first_heard_of_is_looked_at_soon():
-    begun = job(phase="plan", suspend=True, **SUSPENDED), ended(75, {"code": "StorageFailed"}, of="plan")
+    begun = job(phase="plan", suspend=True, **SUSPENDED), ended(75, {"code": "storage_unavailable"}, of="plan")
     plan = observe(a_batch(suspend=True, deadlineSeconds=60), *begun, now=NOW + 1900)
     assert (plan.status["phase"], plan.requeue_after_s) == ("Suspended", 1.0)
 
 
 def test_what_was_counted_stands_when_nothing_can_be_published():
     batch = after(observe(MANY, job(MANY, active=1), running(), progress=PROGRESS), MANY)
-    failed = job(batch, **FAILED), ended(65, {"code": "InputChanged", "message": "changed"})
-    words = {"code": "InputChanged", "requestCounts": {"total": 1000, "completed": 0, "failed": 0}, "usage": {"totalTokens": 0}}
+    failed = job(batch, **FAILED), ended(65, {"code": "input_changed", "message": "changed"})
+    words = {"code": "input_changed", "requestCounts": {"total": 1000, "completed": 0, "failed": 0}, "usage": {"totalTokens": 0}}
     over = observe(batch, *failed, job(batch, phase="merge", partial="failed", **FAILED), ended(65, words, of="merge"))
     assert over.status["phase"] == "Failed"
     assert (over.status["requests"], over.status["progressPercent"], over.status["usage"]["totalTokens"]) == ("412/1000", 41, 15)
@@ -626,7 +624,7 @@ def test_what_was_counted_stands_when_nothing_can_be_published():
 def test_of_work_that_is_cancelled_no_more_shards_are_complete_than_were():
     batch = after(observe(MANY, job(MANY, active=1), running(), progress=PROGRESS), MANY)
     stopped = merge(batch, {"spec": {"cancel": True}})
-    over = observe(stopped, job(batch, suspend=True, **SUSPENDED), *published("cancelled", code_word="Cancelled"))
+    over = observe(stopped, job(batch, suspend=True, **SUSPENDED), *published("cancelled", code_word="cancelled"))
     assert (over.status["phase"], over.status["shardsText"]) == ("Cancelled", "1/4")
 
 
@@ -642,5 +640,5 @@ def test_work_that_was_deleted_too_often_is_not_merged_while_it_is_suspended():
 )
 def test_a_merge_whose_annotation_somebody_changed_ends_all_the_same(text: str):
     changed = merge(job(phase="merge", partial="failed", **COMPLETE), {"metadata": {"annotations": {"serving.banyan.dev/because": text}}})
-    over = observe(BATCH, changed, ended(0, PUBLISHED | {"code": "Failed"}, of="merge"))
+    over = observe(BATCH, changed, ended(0, PUBLISHED | {"code": "failed"}, of="merge"))
     assert (over.status["phase"], condition(over, "Failed")["reason"]) == ("Failed", "WorkersFailed")

@@ -64,7 +64,7 @@ def test_a_batch_that_is_suspended_is_so_when_nothing_runs_any_more():
 def stopped(completed: int, index: int = 0) -> Manifest:
     """A worker that was suspended, and says how far the run was when it ended."""
     counts = {"total": 1000, "completed": completed, "failed": 12}
-    words = {"code": "Interrupted", "message": "stopped", "requestCounts": counts, "usage": {"totalTokens": 2 * completed}}
+    words = {"code": "interrupted", "message": "stopped", "requestCounts": counts, "usage": {"totalTokens": 2 * completed}}
     return merge(ended(143, words, index=index), {"metadata": {"deletionTimestamp": stamp(NOW)}})
 
 
@@ -119,7 +119,7 @@ def test_a_cancelled_batch_first_stops_then_is_over_with_its_counts():
     assert "--partial=cancelled" in merge_job["spec"]["template"]["spec"]["containers"][0]["args"]
     assert merging.status["phase"] == "Cancelling"
     counts = {"total": 1000, "completed": 399, "failed": 601}
-    done = observe(after(merging, cancelled), at_rest, *published("cancelled", code_word="Cancelled", requestCounts=counts))
+    done = observe(after(merging, cancelled), at_rest, *published("cancelled", code_word="cancelled", requestCounts=counts))
     assert done.status["phase"] == "Cancelled"
     assert done.status["requestCounts"] == counts
     assert (condition(done, "Complete")["status"], condition(done, "Complete")["reason"]) == ("False", "Cancelled")

@@ -59,10 +59,13 @@ class Boot(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why the text files cannot be used. `exit_code` is that of a UserError; 70: a bug, whose trace is in the log."""
+    """Why the text files cannot be used, as a UserError says it."""
 
     exit_code: int
     message: str
+    code: str
+    field: str
+    value: str
 
 
 def message(kind: bytes, content: object) -> bytes:
@@ -227,7 +230,7 @@ class ForkServer:
         if kind == FAILED:
             failure = msgspec.msgpack.decode(content, type=Failure)
             kinds: dict[int, type[UserError]] = {64: ConfigError, 65: ModelError}
-            raise kinds.get(failure.exit_code, UserError)(failure.message)
+            raise kinds.get(failure.exit_code, UserError)(failure.message, code=failure.code, field=failure.field, value=failure.value)
         if self._watcher is None:
             self.tokenizer = msgspec.msgpack.decode(content, type=bytes | None)
         self._tell()
@@ -318,7 +321,7 @@ def main() -> int:
         if config.grammar_backend != "none" and text.tokenizer is not None:
             constraints = Constraints.load(tokenizer_dir or Path(boot.model_dir), text.defaults.eos_ids)
     except UserError as error:
-        control.sendall(message(FAILED, Failure(error.exit_code, str(error))))
+        control.sendall(message(FAILED, Failure(error.exit_code, error.message, error.code, error.field, error.value)))
         return 0
     control.sendall(message(LOADED, None if text.tokenizer is None else text.tokenizer.whole))
     gc.collect()

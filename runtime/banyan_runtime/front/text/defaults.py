@@ -47,7 +47,7 @@ def _preferred(text: str | None) -> dict[str, float]:
     values: dict[str, Any] = {} if text is None else json.loads(text)
     for name, value in values.items():
         if (problem := _problem(name, value)) is not None:
-            raise ConfigError(f"--preferred-sampling-params: {problem}")
+            raise ConfigError(problem, field="--preferred-sampling-params")
     return values
 
 

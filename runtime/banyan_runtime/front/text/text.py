@@ -102,8 +102,8 @@ def _template(config: ServerConfig, folder: Path, tokenizer: Tokenizer, guard: G
         render(template, hello, ChatOptions())
     except (TemplateError, ApiError, SyntaxError, RecursionError, MemoryError, OverflowError, ValueError) as error:
         # The latter are what Python says of a template that is nested too deeply or takes too much memory.
-        message = f"{where}: the chat template does not work: {str(error) or type(error).__name__}"
-        raise (ConfigError(message) if config.chat_template else ModelError(message)) from error
+        kind = ConfigError if config.chat_template else ModelError
+        raise kind(f"the chat template does not work: {str(error) or type(error).__name__}", field=where) from error
     if config.serves_text:
         _tell_unread(template)
     return template
@@ -131,7 +131,7 @@ def _template_source(config: ServerConfig, folder: Path, tokenizer: Tokenizer) -
         try:
             return Path(config.chat_template).read_text(encoding="utf-8"), f"--chat-template {config.chat_template}"
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--chat-template={config.chat_template} cannot be read: {error}") from error
+            raise ConfigError(f"cannot be read: {error}", field="--chat-template", value=config.chat_template) from error
     file, other = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
     if file.is_file():
         return template_of(read_text(file), read_text(other) if other.is_file() else None), str(file)
@@ -179,7 +179,7 @@ def _tool_format(config: ServerConfig, template: str) -> ToolFormat | None:
         return None
     form = find(name)
     if form is None:
-        raise ConfigError(f"--tool-call-parser={name} must be auto, none or one of {', '.join(NAMES)}")
+        raise ConfigError(f"must be auto, none or one of {', '.join(NAMES)}", field="--tool-call-parser", value=name)
     return form
 
 
@@ -190,7 +190,7 @@ def _reader(config: ServerConfig, tokenizer: Tokenizer, tools: ToolFormat | None
     if name is None:
         return None
     if name not in FORMATS:
-        raise ConfigError(f"--reasoning-parser={name} must be one of {', '.join(FORMATS)}")
+        raise ConfigError(f"must be one of {', '.join(FORMATS)}", field="--reasoning-parser", value=name)
     form = FORMATS[name].fitting(tokenizer.added)
     ids = {marker: token_id for marker in form.markers if (token_id := tokenizer.added.get(marker)) is not None}
     return ReasoningReader(form, frozenset(ids.values()))

@@ -24,7 +24,7 @@ def choose(name: str | None, spec: ModelSpec, device: torch.device, dtype: torch
     """Raises ConfigError when the backend that was asked for cannot compute this."""
     if name is not None:
         if reason := BACKENDS[name].refusal(spec, device, dtype, kv_dtype, True):
-            raise ConfigError(f"--attention-backend={name}: {reason}; leave it out for one that fits")
+            raise ConfigError(f"{reason}; leave it out for one that fits", field="--attention-backend", value=name)
         log.info("Use %s attention backend, as --attention-backend says.", name)
         return BACKENDS[name]
     for kind in BACKENDS.values():

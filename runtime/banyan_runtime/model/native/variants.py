@@ -55,4 +55,4 @@ def choose(flags: frozenset[str]) -> list[Variant]:
     if found := [variant for variant in there if variant.name == wanted]:
         return found
     names = ", ".join(variant.name for variant in there)
-    raise ConfigError(f"{VARIABLE}={wanted} cannot run on this processor; leave it out, or set it to one of: {names}")
+    raise ConfigError(f"cannot run on this processor; leave it out, or set it to one of: {names}", field=VARIABLE, value=wanted)

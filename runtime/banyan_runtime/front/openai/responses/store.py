@@ -71,8 +71,8 @@ class ResponseStore:
             try:
                 self._open(folder)
             except OSError as error:
-                why = f"{error.strerror}. Name a folder that can be written."
-                raise ConfigError(f"--response-store-path={folder} cannot be used: {why}") from None
+                message = f"{error.strerror}; name a folder that can be written"
+                raise ConfigError(message, field="--response-store-path", value=folder) from None
 
     def new_id(self) -> str:
         """The id of a response that this server keeps: it has the time, the server's id, and a random part."""
