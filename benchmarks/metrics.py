@@ -6,7 +6,7 @@ Questions. What a page costs (ways take turns A B C A B C …, medians): `page` 
 cells at scrape time and written by prometheus-client; `lines` joins prepared line beginnings with the numbers, the least that
 Python can do; `native` is prometheus-client's own Counter, Gauge and Histogram objects. What counting costs, in cells and in
 native objects; what all of it adds to one decode step of 64 requests in the engine and in the front, snapshots included, beside
-a step of 2 ms; what peers' names and traces add to the end of a request. And, with 20 scrapes a second while requests come and
+a step of 2 ms; what traces add to the end of a request. And, with 20 scrapes a second while requests come and
 go: how much of the event loop's time they take, and for how long at a time other work waits. Needs no server: the counters are
 filled as a server's would be after some traffic.
 """
@@ -40,7 +40,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from banyan_runtime import wire
 from banyan_runtime.engine.report import Drafted, Report
 from banyan_runtime.exposition import CellFamily, HistogramFamily, Page
-from banyan_runtime.front.compat import peer_names
 from banyan_runtime.front.metrics import LATENCY_BUCKETS, Metrics, RequestRecord
 from banyan_runtime.front.plan import GenerateRequest
 from banyan_runtime.front.state import ServerState
@@ -242,14 +241,13 @@ def step_cost(steps: int = 20_000) -> dict[str, float]:
     return {"engine_us": round(engine, 2), "front_us": round(front, 2), "percent_of_a_2_ms_step": round(percent, 3)}
 
 
-def peers_and_traces(rng: random.Random, rounds: int) -> dict[str, dict[str, float]]:
-    """Milliseconds for the end of a request with peers' names, and for all spans of a request with two sequences."""
+def ends_and_traces(rng: random.Random, rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds for the end of a request, and for all spans of a request with two sequences."""
     ways: dict[str, Callable[[], object]] = {}
     found = record(rng)
-    for compat in (None, "sglang", "vllm"):
-        metrics = Metrics("m", ServerState("m"), peer=peer_names(compat, "m"))
-        metrics.engine_ready(INFO)
-        ways[f"request, names of {compat or 'ours alone'}"] = functools.partial(count, metrics, found)
+    metrics = Metrics("m", ServerState("m"))
+    metrics.engine_ready(INFO)
+    ways["request"] = functools.partial(count, metrics, found)
     requests = [GenerateRequest(token_ids=wire.pack_ids([1]), sampling=wire.Sampling(max_new_tokens=7))] * 2
     route = SimpleNamespace(path="/v1/chat/completions")
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "route": route}
@@ -335,7 +333,7 @@ def main() -> None:
         "page": timed({"page": page.text, "lines": lines, "native": lambda: generate_latest(registry), "load": load.text}, options.rounds),
         "counting": counting(rng, metrics, options.rounds * 10),
         "step": step_cost(options.rounds * 100),
-        "peers and traces": peers_and_traces(rng, options.rounds * 10),
+        "ends and traces": ends_and_traces(rng, options.rounds * 10),
     }
     scrapes: dict[str, Callable[[wire.Stats], Any] | None] = {
         "none": None,

@@ -348,12 +348,6 @@ class ServerConfig:
         help="With --log-requests: 0 ids and sizes, 1 also sampling parameters, 2 also the beginnings of texts, 3 whole texts.",
         group="logs",
     )
-    metrics_compat: str | None = option(
-        None,
-        check=one_of("sglang", "vllm", None),
-        help="Serve the metrics under the names of sglang or vllm too, for dashboards and endpoint pickers made for them.",
-        group="logs",
-    )
     enable_trace: bool = option(False, help="Export OpenTelemetry traces (extra 'otel').", group="logs")
     otlp_traces_endpoint: str | None = option(
         None,

@@ -10,7 +10,7 @@ import asyncio
 import time
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, product
 from typing import Final, Literal
 
@@ -93,12 +93,10 @@ class CellFamily(Family):
 class HistogramFamily(Family):
     """Histograms over the same bounds."""
 
-    def __init__(
-        self, name: str, help: str, constant: Mapping[str, str], names: Sequence[str], bounds: Sequence[float], edge: Callable[[float], str]
-    ) -> None:
+    def __init__(self, name: str, help: str, constant: Mapping[str, str], names: Sequence[str], bounds: Sequence[float]) -> None:
         super().__init__(name, help, constant, names)
         self.bounds = bounds
-        self._edges = [*(edge(float(bound)) for bound in bounds), "+Inf"]
+        self._edges = [*(str(float(bound)) for bound in bounds), "+Inf"]
         self.histograms: dict[tuple[str, ...], Histogram] = {}
 
     def histogram(self, *values: str) -> Histogram:
@@ -116,11 +114,10 @@ class HistogramFamily(Family):
 
 
 class Page:
-    """Families in the order of their declaration; `constant` labels stand on every series, and `edge` writes a bucket's bound."""
+    """Families in the order of their declaration; `constant` labels stand on every series."""
 
-    def __init__(self, constant: Mapping[str, str], edge: Callable[[float], str] = str) -> None:
+    def __init__(self, constant: Mapping[str, str]) -> None:
         self.constant = dict(constant)
-        self._edge = edge
         self.families: list[Family] = []
 
     def open_family(self, name: str, kind: Literal["gauge", "counter"], help: str, *names: str) -> CellFamily:
@@ -143,7 +140,7 @@ class Page:
 
     def histograms(self, name: str, help: str, bounds: Sequence[float], /, **labels: Sequence[str]) -> dict[tuple[str, ...], Histogram]:
         """Declare a histogram with these upper bounds; as `cells`."""
-        family = HistogramFamily(name, help, self.constant, list(labels), bounds, self._edge)
+        family = HistogramFamily(name, help, self.constant, list(labels), bounds)
         self.families.append(family)
         return {values: family.histogram(*values) for values in product(*labels.values())}
 

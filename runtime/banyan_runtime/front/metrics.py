@@ -16,7 +16,7 @@ import msgspec
 
 from banyan_runtime import __version__, wire
 from banyan_runtime.exposition import Ledger, Page
-from banyan_runtime.front.peers import NoPeer, Peer
+from banyan_runtime.front.picker_gauges import PickerGauges
 from banyan_runtime.front.state import STATES, ServerState
 
 LATENCY_BUCKETS: Final = wire.LATENCY_BUCKETS
@@ -98,11 +98,10 @@ class Metrics:
         state: ServerState,
         *,
         queue_limit: int = 0,
-        peer: Peer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = state
-        self._peer = NoPeer() if peer is None else peer
+        self._picker = PickerGauges(model_name)
         self._clock = clock
         self._written = b""
         self._written_at = float("-inf")
@@ -124,12 +123,10 @@ class Metrics:
 
     def first_token(self, seconds: float, *, streaming: bool) -> None:
         """Count the time that a sequence, which is not background, took to its first token: now, not when it has ended."""
-        self._peer.first_token(seconds, streaming=streaming)
         self._first_token["true" if streaming else "false",].observe(seconds)
 
     def request_finished(self, record: RequestRecord) -> None:
         """Count one request that was admitted, however it ended."""
-        self._peer.request_finished(record)
         self._count_key(record)
         endpoint = _known(record.endpoint, ENDPOINTS, "other")
         self._requests[endpoint, _known(record.finish_reason, FINISH_REASONS, "error")].value += 1
@@ -186,7 +183,6 @@ class Metrics:
     def inter_token_latency(self, seconds: float, requests: int) -> None:
         """Count the time between two tokens, of so many requests at once."""
         self._inter_token.observe(seconds, requests)
-        self._peer.inter_token_latency(seconds, requests)
 
     def http_started(self) -> None:
         self._own_in_flight += 1
@@ -214,7 +210,7 @@ class Metrics:
         self, info: wire.EngineInfo, *, kv_cache_dtype: str = "auto", revision: str | None = None, quantization: str = "none"
     ) -> None:
         """Take over what is constant from now on."""
-        self._peer.engine_ready(info)
+        self._picker.engine_ready(info)
         kv_cache_dtype = info.dtype if kv_cache_dtype == "auto" else kv_cache_dtype
         model = (self._state.model_uri, revision or "", info.architecture, info.dtype, kv_cache_dtype, quantization)
         self._model_info.cell(*model, info.attention_backend, info.device).value = 1
@@ -241,8 +237,8 @@ class Metrics:
 
     @property
     def ledger(self) -> Ledger:
-        """Of what is counted here, under our names and another's."""
-        return Ledger((self.page, *self._peer.pages))
+        """Of what is counted here."""
+        return Ledger((self.page,))
 
     def own(self) -> Elsewhere:
         """What this process would tell of itself."""
@@ -263,8 +259,7 @@ class Metrics:
                 self._take_own()
                 if stats is not None:
                     self._take(stats)
-                self._peer.take_http(self._http.cells)
-                self._written = b"".join([await page.text_by_turns() for page in (self.page, *self._peer.pages, *self.more_pages)])
+                self._written = b"".join([await page.text_by_turns() for page in (self.page, *self.more_pages)])
                 self._written_at = now
             return self.render_load(stats) + self._written
 
@@ -272,7 +267,7 @@ class Metrics:
         """The text of /metrics/load: the load gauges alone, for pickers that poll many times a second."""
         if stats is not None:
             self._take_load(stats)
-        return b"".join(page.text() for page in (self.load_page, *self._peer.load_pages))
+        return b"".join(page.text() for page in (self.load_page, *self._picker.pages))
 
     def _take_own(self) -> None:
         for (state,), cell in self._engine_state.items():
@@ -285,13 +280,12 @@ class Metrics:
         self._download.value, self._download_size.value = self.downloaded()
 
     def _take_load(self, stats: wire.Stats) -> None:
-        self._peer.take_load(stats)
         self._running.value = stats.running
         self._waiting.value = stats.waiting
         self._usage.value = stats.kv_used / self._capacity.value if self._capacity.value else 0.0
+        self._picker.take(stats.running, stats.waiting, self._usage.value)
 
     def _take(self, stats: wire.Stats) -> None:
-        self._peer.take(stats)
         self._waiting_by_reason[("capacity",)].value = stats.waiting - stats.background_waiting
         self._waiting_by_reason[("deferred",)].value = stats.background_waiting
         self._waiting_by_reason[("grammar",)].value = stats.held

@@ -11,7 +11,6 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UnavailableError
 from banyan_runtime.front.app import create_app
 from banyan_runtime.front.auth import Gate
-from banyan_runtime.front.compat import peer_names
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.metrics import Metrics
@@ -35,8 +34,7 @@ class Front:
     def __init__(self, config: ServerConfig, writer: logs.Writer, client: EngineClient, gate: Gate | None = None) -> None:
         """`gate`: as another process of the server has it. Raises ConfigError."""
         self.state = ServerState(config.model_path)
-        peer = peer_names(config.metrics_compat, config.names[0])
-        self.metrics = Metrics(config.names[0], self.state, queue_limit=config.max_queued_requests, peer=peer)
+        self.metrics = Metrics(config.names[0], self.state, queue_limit=config.max_queued_requests)
         self.metrics.log_dropped = lambda: writer.dropped
         self.metrics.resident_bytes = resident_bytes
         self.client = client

@@ -32,7 +32,7 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="module")
 def server(start_server: StartServer, collector: Collector) -> ServerProcess:
     """A server of its own, for it says in JSON as much as it can without being asked for texts, and traces; its engine dies in the end."""
-    flags = ("--log-level", "debug", "--log-format", "json", "--metrics-compat", "vllm", "--otlp-traces-endpoint", collector.url)
+    flags = ("--log-level", "debug", "--log-format", "json", "--otlp-traces-endpoint", collector.url)
     return start_server(*flags, environment={"OTEL_BSP_SCHEDULE_DELAY": "50"}).ready()
 
 
