@@ -28,7 +28,7 @@ from banyan_runtime.front.body import read_body
 from banyan_runtime.front.chat.events import ToolEvent
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.deadline import Deadline
-from banyan_runtime.front.deltas import Consumer, ContentRows, Delta, Finished
+from banyan_runtime.front.deltas import Consumer, Delta, Finished
 from banyan_runtime.front.errors import ApiError, ClientGone, invalid
 from banyan_runtime.front.event_stream import PART_BYTES, EventStream
 from banyan_runtime.front.generation import Call
@@ -200,7 +200,6 @@ class Outcome:
     vector: bytes = b""  # float32, where one was asked for
     _content: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
-    _rows: ContentRows = field(default_factory=ContentRows)
 
     def add(self, delta: Delta) -> None:
         self._content.append(delta.content)
@@ -208,7 +207,7 @@ class Outcome:
             self._reasoning.append(delta.reasoning)
         self.tools += delta.tools
         self.token_ids += delta.token_ids
-        self.logprobs += self._rows.of(delta)
+        self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
         self.finished = delta.finished
         self.vector = delta.vector

@@ -12,7 +12,6 @@ from banyan_runtime import wire
 from banyan_runtime.front.chat.events import Content, Event, Reasoning, ToolEvent
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.logprobs import Row
-from banyan_runtime.front.spelling import Spelled
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -40,24 +39,7 @@ class Delta(msgspec.Struct, gc=False):
     finished: Finished | None = None
     tools: Sequence[ToolEvent] = ()
     said: Sequence[Event] = ()  # reasoning, content and tools as they were said, where that was in another order
-    spelled: Spelled | None = None  # which tokens spell the content, for who asked
     vector: bytes = b""  # float32, with the end of a request for one
-
-
-class ContentRows:
-    """The rows of those tokens that spell the content, of a sequence whose deltas say which do: each as soon as its text has come."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, Row] = {}  # by their tokens' ordinals
-
-    def of(self, delta: Delta) -> Sequence[Row]:
-        """Those that are to be told beside a delta; all of it where it does not say which tokens spell the content."""
-        if (spelled := delta.spelled) is None:
-            return delta.logprobs
-        self._rows.update(enumerate(delta.logprobs, delta.completion_tokens - len(delta.token_ids)))
-        found = [self._rows[token] for token in spelled.tokens if token in self._rows]
-        self._rows = {token: row for token, row in self._rows.items() if token >= spelled.unsaid}
-        return found
 
 
 def in_order(delta: Delta) -> Iterator[Event]:

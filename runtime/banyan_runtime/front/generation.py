@@ -18,13 +18,12 @@ from banyan_runtime import wire
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.current import current
 from banyan_runtime.front.deltas import Delta, Finished, FinishReason
-from banyan_runtime.front.errors import ApiError, bad_grammar, invalid, of_engine
+from banyan_runtime.front.errors import ApiError, bad_grammar, of_engine
 from banyan_runtime.front.logprobs import Row
 from banyan_runtime.front.metrics import RequestRecord
 from banyan_runtime.front.plan import GenerateRequest
 from banyan_runtime.front.speech import Speech
 from banyan_runtime.front.submission import EngineError, Submission, Tokens
-from banyan_runtime.front.text.stop_regex import TooSlow
 
 log = logging.getLogger("banyan.requests")
 
@@ -154,14 +153,6 @@ class Generation:
     # --- what the engine says ---
 
     def on_tokens(self, tokens: Tokens) -> None:
-        try:
-            self._on_tokens(tokens)
-        except TooSlow:
-            self.abort()
-            self._record("error", tokens.finish)
-            self._fail(invalid("stop_regex", "A stop_regex takes too long to be looked for in this text.", "invalid_regex"))
-
-    def _on_tokens(self, tokens: Tokens) -> None:
         finish = tokens.finish
         if self._state is not _State.RUNNING:
             if finish is not None:
@@ -257,8 +248,7 @@ class Generation:
         content, reasoning, tools, said = self._speech.take()
         ids, logprobs, self._token_ids, self._logprobs = self._token_ids, self._logprobs, [], []
         number, prompt = self._completion_tokens, self._prompt_once()
-        spelled = None if self._speech.spelling is None else self._speech.spelling.take()
-        delta = Delta(content, reasoning, ids, number, logprobs, prompt, finished, tools, said, spelled, self._vector)
+        delta = Delta(content, reasoning, ids, number, logprobs, prompt, finished, tools, said, self._vector)
         self._group.add(self._index, delta)
 
     def _prompt_once(self) -> Sequence[wire.PromptLogprobs]:

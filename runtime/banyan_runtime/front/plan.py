@@ -35,9 +35,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: bytes  # wire.pack_ids of the prompt
     sampling: wire.Sampling  # max_new_tokens 0 and no logprobs: the prompt alone is answered, without the engine
     logprobs: wire.LogprobRequest | None = None
-    content_logprobs: bool = False  # told are those of the tokens that spell the content, and no others
     stops: tuple[str, ...] = ()
-    stop_regexes: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()  # tokens that end it behind its reasoning, of which the engine knows nothing
     include_stop: bool = False  # keep the stop string or stop token in the text
     skip_special_tokens: bool = True
@@ -91,7 +89,6 @@ class ChatPlan(_OpenAiPlan, frozen=True, kw_only=True, tag="chat"):
     include_reasoning: bool
     turn_end: tuple[int, ...] = ()  # tokens that end a turn in the chat template, which the front does not read
     unshown: tuple[str, ...] = ()  # fields that the model is shown nothing of, or not held to: they are among those ignored
-    functions: bool = False  # asked for in OpenAI's older words, and told in them
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True):

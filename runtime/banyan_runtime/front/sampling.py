@@ -10,12 +10,10 @@ from typing import ClassVar, Final
 from banyan_runtime import wire
 from banyan_runtime.front.errors import ApiError, invalid
 from banyan_runtime.front.parsing import Int, Ints, Number, RequestModel, Texts, shown
-from banyan_runtime.front.text.stop_regex import BadRegex, check
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 32
 MAX_STOP_CHARACTERS: Final = 1024  # each is looked for in every piece of text that comes
-MAX_STOP_REGEX_BYTES: Final = 256
 MAX_STOP_IDS: Final = 1024
 MAX_BIASES: Final = 1024
 MAX_BIAS: Final = 100
@@ -81,7 +79,6 @@ class SamplingFields(RequestModel):
     seed: Int | None = None
     n: Int | None = None
     stop: str | Texts | None = None
-    stop_regex: str | Texts | None = None
     stop_token_ids: Ints | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -116,7 +113,6 @@ class SamplingParams:
     seed: int | None
     n: int
     stops: tuple[str, ...]
-    stop_regexes: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     end_ids: tuple[int, ...]  # of these those that end a text for every client
     skip_special_tokens: bool
@@ -194,7 +190,6 @@ def resolve(fields: SamplingFields, defaults: Mapping[str, float], eos_ids: froz
         seed=fields.seed,
         n=fields.n or 1,
         stops=_stops(fields),
-        stop_regexes=_stop_regexes(fields),
         stop_token_ids=(stop_ids := _stop_ids(fields, eos_ids, vocab_size)),
         end_ids=tuple(token_id for token_id in stop_ids if token_id in eos_ids),
         skip_special_tokens=fields.skip_special_tokens is not False,
@@ -230,22 +225,6 @@ def _stops(fields: SamplingFields) -> tuple[str, ...]:
         message = f"a stop string can have at most {MAX_STOP_CHARACTERS} characters, got {longest}."
         raise invalid("stop", message, "string_above_max_length")
     return tuple(dict.fromkeys(stops))
-
-
-def _stop_regexes(fields: SamplingFields) -> tuple[str, ...]:
-    given = fields.stop_regex
-    patterns = () if given is None else (given,) if isinstance(given, str) else tuple(given)
-    if len(patterns) > MAX_STOPS:
-        raise invalid("stop_regex", f"at most {MAX_STOPS} stop regexes are allowed, got {len(patterns)}", "array_above_max_length")
-    for pattern in patterns:
-        if len(pattern.encode(errors="replace")) > MAX_STOP_REGEX_BYTES:
-            message = f"a stop regex can have at most {MAX_STOP_REGEX_BYTES} bytes, got {len(pattern.encode(errors='replace'))}."
-            raise invalid("stop_regex", message, "string_above_max_length")
-        try:
-            check(pattern)
-        except BadRegex as error:
-            raise invalid("stop_regex", f"Invalid regex '{pattern[:100]}' in 'stop_regex': {error}.", "invalid_regex") from None
-    return patterns
 
 
 def _stop_ids(fields: SamplingFields, eos_ids: frozenset[int], vocab_size: int) -> tuple[int, ...]:

@@ -19,9 +19,7 @@ from banyan_runtime.front.chat.tools.json_array import JSON_ARRAY
 from banyan_runtime.front.chat.tools.registry import find
 from banyan_runtime.front.openai.calls import Calls
 from banyan_runtime.front.plan import GenerateRequest
-from banyan_runtime.front.spelling import Spelling
 from banyan_runtime.front.text.detokenizer import Detokenizer
-from banyan_runtime.front.text.stop_regex import Stops, TooSlow
 from banyan_runtime.front.text.stops import StopMatcher
 from banyan_runtime.front.text.text import Text
 
@@ -41,14 +39,12 @@ class Speech:
         self._turned = False  # whether that is another one than reasoning, content, calls
         self._calls = Calls(lambda start: "")  # their ids are the answer's
         self._id = request_id
-        of_content = endpoint == "responses" or request.content_logprobs
-        self.spelling = Spelling() if of_content and request.logprobs is not None else None
-        self._cut = _Stopping(request, self.spelling) if request.stops or request.stop_regexes or request.stop_ids else None
+        self._cut = _Stopping(request) if request.stops or request.stop_ids else None
         self._parser = _parser(text, request, self._cut)
         self._detokenizer = _detokenizer(text, request, endpoint)
         self._tokenizer = text.tokenizer
         # What is said is the content, and ends nothing.
-        self.plain = self._parser is None and self._cut is None and self.spelling is None
+        self.plain = self._parser is None and self._cut is None
 
     @property
     def over(self) -> bool:
@@ -75,7 +71,7 @@ class Speech:
         return "" if self._detokenizer is None else self._detokenizer.feed(ids)
 
     def feed(self, token_id: int, number: int) -> None:
-        """Take the next token, the `number`th. Raises TooSlow when a stop regex takes too long."""
+        """Take the next token, the `number`th."""
         cut = self._cut
         if cut is not None:
             cut.reach(number)
@@ -84,10 +80,7 @@ class Speech:
                 if not cut.include:
                     return
         ids = (token_id,)
-        text = self.text(ids)
-        if self.spelling is not None:
-            self.spelling.say(text, silent=self._detokenizer is None or token_id in self._detokenizer.skip)
-        self._pass_on(text, ids)
+        self._pass_on(self.text(ids), ids)
 
     def finish(self, number: int) -> None:
         """Release what the detokenizer, the stop strings and the parser held back behind the last token, the `number`th."""
@@ -96,10 +89,7 @@ class Speech:
         if self._cut is not None:
             self._cut.reach(number)
         if self._detokenizer is not None and not isinstance(self.matched, str):
-            text = self._detokenizer.finish()
-            if self.spelling is not None:
-                self.spelling.close(text)
-            self._pass_on(text)
+            self._pass_on(self._detokenizer.finish())
         if (parser := self._parser) is not None:
             self._parse(parser, parser.finish)
         elif self._cut is not None and (rest := self._cut.finish()):
@@ -121,8 +111,6 @@ class Speech:
 
     def _pass_on(self, text: str, ids: Sequence[int] = ()) -> None:
         """Send text on its way behind the detokenizer."""
-        if self.spelling is not None:
-            self.spelling.release(len(text))
         parser = self._parser
         if parser is None:
             if self._cut is not None:
@@ -136,8 +124,6 @@ class Speech:
         """Take what the parser makes of text. One that fails gives the text back, and the rest is passed on as it is."""
         try:
             self._sort(events())
-        except TooSlow:
-            raise
         except Exception:
             log.exception("the output parser failed on request %s; the rest is passed on as it is", self._id)
             self._parser = None
@@ -149,17 +135,11 @@ class Speech:
             self._said.append(event)
             if isinstance(event, Content):
                 self.content.append(event.text)
-                if self.spelling is not None:
-                    self.spelling.come_out("content", event.text)
             elif isinstance(event, Reasoning):
                 self.reasoning.append(event.text)
-                if self.spelling is not None:
-                    self.spelling.come_out("reasoning", event.text)
             else:
                 self.tools.append(event)
                 self._calls.add((event,))
-                if self.spelling is not None:
-                    self.spelling.skip()
 
 
 def _rank(event: Event) -> int:
@@ -170,16 +150,11 @@ def _rank(event: Event) -> int:
 class _Stopping:
     """What a client has set to end the answer: a `Cut`, and tokens."""
 
-    def __init__(self, request: GenerateRequest, spelling: Spelling | None) -> None:
+    def __init__(self, request: GenerateRequest) -> None:
         self.include = request.include_stop
-        self._stops = (
-            Stops(request.stops, request.stop_regexes, include=self.include)
-            if request.stop_regexes
-            else StopMatcher(request.stops, include=self.include)
-        )
+        self._stops = StopMatcher(request.stops, include=self.include)
         self._ids = frozenset(request.stop_ids)
         self._min_new_tokens = request.sampling.min_new_tokens
-        self._spelling = spelling
         self._allowed = True
         self.token: int | None = None  # the one that ended it
 
@@ -197,16 +172,10 @@ class _Stopping:
         return token_id in self._ids and number > self._min_new_tokens
 
     def feed(self, text: str) -> str:
-        return self._told(self._stops.feed(text, allowed=self._allowed), len(text))
+        return self._stops.feed(text, allowed=self._allowed)
 
     def finish(self) -> str:
-        return "" if self._stops.matched is not None else self._told(self._stops.finish(), 0)
-
-    def _told(self, text: str, given: int) -> str:
-        """Of so many characters given this comes out now."""
-        if self._spelling is not None:
-            self._spelling.release(len(text) - given)
-        return text
+        return "" if self._stops.matched is not None else self._stops.finish()
 
 
 def _parser(text: Text, request: GenerateRequest, cut: Cut | None) -> ChoiceParser | None:

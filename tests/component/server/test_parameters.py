@@ -58,18 +58,6 @@ def test_a_bias_that_means_nothing_is_refused(client: openai.OpenAI, bias: Any, 
     assert (refused.value.param, refused.value.code) == (param, code)
 
 
-def test_a_stop_regex_ends_the_text(client: openai.OpenAI, server: ServerProcess) -> None:
-    whole = text(client)
-    assert "Paris" in whole
-    options: dict[str, Any] = {"extra_body": {**NO_THINKING, "stop_regex": "P[a-z]ri"}}
-    assert text(client, **options) == whole[: whole.index("Pari")]
-    stream = client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, max_tokens=40, stream=True, **options)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == whole[: whole.index("Pari")]
-    with pytest.raises(openai.BadRequestError) as refused:
-        text(client, extra_body={"stop_regex": "("})
-    assert refused.value.param == "stop_regex"
-
-
 def test_the_best_of_many_has_the_likeliest_tokens(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"prompt": "The capital of", "max_tokens": 8, "temperature": 1.3, "seed": 5, "logprobs": 0}
     every = client.completions.create(model=MODEL, n=6, **options)

@@ -87,33 +87,6 @@ def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, options
     assert [message["calls"][index] for index in range(len(told))] == told
 
 
-def test_who_asks_in_older_words_is_answered_in_them(client: openai.OpenAI) -> None:
-    """One call, whole or streamed, and its result in the next turn."""
-    older: dict[str, Any] = {"functions": [TOOL["function"], NOW["function"]]}
-    choice = ask(client, ASK, **older).choices[0]
-    assert (choice.finish_reason, choice.message.tool_calls, choice.message.content) == ("function_call", None, None)
-    call = choice.message.function_call
-    assert call is not None
-    assert call.name == "get_weather"
-    assert json.loads(call.arguments)["city"] == "Oslo"
-
-    name, arguments, reason = "", "", None
-    for chunk in client.chat.completions.create(model=MODEL, messages=ASK, stream=True, temperature=0, max_tokens=256, **older):  # type: ignore[call-overload]
-        (part,) = chunk.choices
-        assert part.delta.tool_calls is None
-        if part.delta.function_call is not None:
-            name += part.delta.function_call.name or ""
-            arguments += part.delta.function_call.arguments or ""
-        reason = part.finish_reason or reason
-    assert (name, arguments, reason) == (call.name, call.arguments, "function_call")
-
-    told = {"role": "function", "name": call.name, "content": "Rain"}
-    after = ask(client, [*ASK, choice.message.model_dump(exclude_none=True), told], **older)
-    assert after.choices[0].message.content or after.choices[0].message.function_call
-    plain = ask(client, **older, function_call="none").choices[0]
-    assert (plain.finish_reason, plain.message.function_call) == ("stop", None)
-
-
 @pytest.mark.parametrize("temperature", [0, 1.5])
 def test_a_required_call_fits_the_schema_of_its_tool(client: openai.OpenAI, temperature: float) -> None:
     body: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -291,13 +264,11 @@ def test_an_answer_can_be_parsed_into_a_model(client: openai.OpenAI, seed: int) 
     ("body", "pattern"),
     [
         ({"regex": "[a-c]{3}-[0-9]{2}"}, "[a-c]{3}-[0-9]{2}"),
-        ({"guided_regex": "(yes|no)"}, "(yes|no)"),
-        ({"guided_choice": ["red", "green"]}, "red|green"),
         ({"structured_outputs": {"choice": ["red", "green"]}}, "red|green"),
         ({"structured_outputs": {"regex": "x{2,4}"}}, "x{2,4}"),
         ({"ebnf": 'root ::= "a" | "b" root'}, "b*a"),
-        ({"guided_grammar": 'root ::= "ok"'}, "ok"),
-        ({"guided_json": {"type": "integer"}}, "-?[0-9]+"),
+        ({"structured_outputs": {"grammar": 'root ::= "ok"'}}, "ok"),
+        ({"structured_outputs": {"json": {"type": "integer"}}}, "-?[0-9]+"),
         ({"json_schema": '{"const": 7}'}, "7"),
     ],
 )

@@ -19,4 +19,3 @@ def test_arguments_are_an_object(arguments: str, fit: bool) -> None:
     assert not calls.fit
     calls.add([ToolEnd(0)])
     assert calls.fit == fit
-    assert calls.ending == ("tool_calls" if fit else "")

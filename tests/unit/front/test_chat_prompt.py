@@ -111,25 +111,8 @@ def test_a_template_that_takes_arguments_as_an_object_alone_is_shown_none_in_pla
     turn = {"role": "assistant", "content": None, "tool_calls": [{"function": whole}, {"function": cut}]}
     alone, both = ({**turn, "tool_calls": turn["tool_calls"][:1]}, turn)  # type: ignore[index]
     assert prompt(source, user, both, user) == prompt(source, user, alone, user) + "<>"
-    older = {"role": "assistant", "content": None, "function_call": cut}
-    assert prompt(source, user, older, user) == "<>"
     other = refused(source, {**user, "name": "I"}, turn)
     assert (other.param, "no names" in other.message) == ("messages", True), "what else is wrong is told"
-
-
-def test_a_call_in_older_words_is_a_call_for_the_template() -> None:
-    call = {"name": "now", "arguments": '{"city": "Wien"}'}
-    older: list[dict[str, Any]] = [
-        {"role": "assistant", "content": None, "function_call": call},
-        {"role": "function", "name": "now", "content": "9:00"},
-    ]
-    newer: list[dict[str, Any]] = [
-        {"role": "assistant", "content": None, "tool_calls": [{"function": call}]},
-        {"role": "tool", "name": "now", "content": "9:00"},
-    ]
-    source = "{{ messages | tojson }}"
-    assert prompt(source, *older) == prompt(source, *newer)
-    assert '"tool_calls"' in prompt(source, *older)
 
 
 @pytest.mark.parametrize("source", ["{{ '\\ud800' }}", "{{ raise_exception('\\ud800' * 5000) }}"])
@@ -146,7 +129,7 @@ def test_what_a_text_model_cannot_read_is_refused_by_name() -> None:
     assert "'image_url'" in error.message
 
 
-@pytest.mark.parametrize("role", ["tool", "function", "assistant"])
+@pytest.mark.parametrize("role", ["tool", "assistant"])
 def test_of_what_tools_gave_the_text_is_shown_and_the_rest_named(role: str) -> None:
     parts = [{"type": "text", "text": "Oslo:"}, {"type": "image_url", "image_url": {"url": "data:,"}}, {"type": "text", "text": "rain"}]
     turns = messages({"role": "user", "content": "x"}, {"role": role, "content": parts})

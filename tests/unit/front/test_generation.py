@@ -141,20 +141,6 @@ def test_a_stop_string_wins_over_the_limit_that_is_reached_with_it(play: Play) -
     play(scenario)
 
 
-@pytest.mark.parametrize(("least", "expected"), [(0, ("a", "stop", "bc")), (4, ("abc", "length", None))])
-def test_a_match_that_the_end_of_the_text_makes_is_one(play: Play, least: int, expected: tuple[str, str, str | None]) -> None:
-    async def scenario(world: World) -> None:
-        _, reader = world.start(request(stop_regexes=(r"bc\b",), min_new_tokens=least))
-        one = await world.engine.submitted()
-        await world.engine.step({one: [A, B]})
-        await world.engine.step({one: [C]}, finish(one))
-        deltas = await reader.all()
-        assert deltas[-1].finished is not None
-        assert (text(deltas), deltas[-1].finished.reason, deltas[-1].finished.matched) == expected
-
-    play(scenario)
-
-
 def test_stop_strings_do_not_count_before_min_tokens(play: Play) -> None:
     async def scenario(world: World) -> None:
         _, reader = world.start(request(stops=("ab",), min_new_tokens=3))

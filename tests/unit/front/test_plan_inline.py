@@ -69,7 +69,6 @@ def test_a_small_prompt_of_ids_is_planned_at_once_and_as_ever(planner: Planner) 
         {**IDS, "echo": True},
         {**IDS, "regex": "a+"},
         {**IDS, "response_format": {"type": "json_object"}},
-        {**IDS, "stop_regex": "a+"},
         {**IDS, "nobody_knows": 1},
     ],
 )

@@ -12,8 +12,6 @@ from banyan_runtime.front.prepare.planner import Planner
 from tests.unit.front.planning import chat, completion, native, refused
 from tests.unit.front.support import engine_info
 
-TOOL = {"type": "function", "function": {"name": "f"}}
-
 
 @pytest.mark.parametrize(
     ("body", "param", "message"),
@@ -22,16 +20,12 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ({"reasoning": {"effort": "bogus"}}, "reasoning.effort", "none, minimal"),
         ({"verbosity": "loud"}, "verbosity", "low, medium, high"),
         ({"service_tier": "bogus"}, "service_tier", "auto, default, flex, scale, priority"),
-        ({"functions": [{"name": "f"}, {"name": "f"}]}, "functions[1].name", "'f' is the name of two tools"),
-        ({"functions": [{"description": "x"}]}, "functions[0].name", "'functions[0].name'"),
-        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call", "'g' not found"),
-        ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call", "none, auto, or an object"),
-        ({"functions": [{"name": "f"}], "tools": [TOOL]}, "functions", "exclude each other"),
-        ({"function_call": {"name": "f"}}, "function_call", "there are no functions"),
-        ({"functions": [{"name": "f"}], "tool_choice": "required"}, "tool_choice", "exclude each other; with functions, say function_call"),
-        ({"tools": [TOOL], "function_call": {"name": "g"}}, "function_call", "exclude each other; with tools, say tool_choice"),
-        ({"tools": [TOOL], "function_call": "none"}, "function_call", "exclude each other"),
-        ({"tools": [TOOL], "function_call": "required"}, "function_call", "none, auto, or an object"),
+        ({"functions": [{"name": "f"}]}, "functions", "use tools"),
+        ({"function_call": {"name": "f"}}, "function_call", "use tool_choice"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages[0].function_call", "use tool_calls"),
+        ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role", "must be one of"),
+        ({"stop_regex": "a+"}, "stop_regex", "use stop"),
+        ({"guided_choice": ["a"]}, "guided_choice", "use structured_outputs"),
         ({"web_search_options": {}}, "web_search_options", "Unsupported parameter"),
         ({"min_tokens": 10**30}, "min_tokens", "min_tokens must be at most"),
         ({"min_tokens": 6, "max_completion_tokens": 5}, "min_tokens", "at most max_completion_tokens=5, got 6"),

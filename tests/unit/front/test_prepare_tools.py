@@ -41,8 +41,6 @@ def test_a_tool_whose_parameters_are_no_schema_is_refused_whether_or_not_it_may_
     assert (error.code, error.param) == ("invalid_function_parameters", "tools[0].function.parameters")
     assert "'f'" in error.message
     assert at in error.message
-    older = refused(planner, "chat", functions=[{"name": "f", "parameters": schema}])
-    assert older.param == "functions[0].parameters"
 
 
 @pytest.mark.parametrize(
@@ -63,17 +61,6 @@ def test_a_tool_whose_parameters_are_no_schema_is_refused_whether_or_not_it_may_
 )
 def test_a_tool_may_have_any_schema_for_its_parameters(planner: Planner, schema: dict[str, Any]) -> None:
     chat(planner, tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}], tool_choice="none")
-
-
-@pytest.mark.parametrize("call", [None, "none", "auto"])
-def test_functions_are_tools_in_older_words(tiny_chat: Path, call: str | None) -> None:
-    planner = planner_of(tiny_chat, tool_call_parser="hermes")
-    functions = [{"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}, {"name": "later"}]
-    older = {"functions": functions, "function_call": call}
-    tools = [{"type": "function", "function": each} for each in functions]
-    newer = chat(planner, tools=tools, tool_choice=call, parallel_tool_calls=False)
-    assert chat(planner, **older) == msgspec.structs.replace(newer, functions=True)
-    assert newer.envelope.ignored == ()
 
 
 EASY = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -114,7 +101,6 @@ DOCUMENT = {"title": "a", "text": "b"}
         ({"tools": [TOOL], "tool_choice": "required"}, ("tools",)),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "now"}}}, ("tools",)),
         ({"tools": [TOOL], "tool_choice": "none"}, ()),  # as it was asked for
-        ({"functions": [NOW]}, ("functions",)),
         ({"documents": [DOCUMENT]}, ("documents",)),
         ({"tools": [TOOL], "documents": [DOCUMENT], "nonsense": 1}, ("tools", "documents", "nonsense")),
         ({"tools": [], "documents": []}, ()),

@@ -66,7 +66,7 @@ def refusal(planner: Planner, endpoint: Endpoint, body: dict[str, Any]) -> ApiEr
         ("chat", {"messages": USER, "top_logprobs": 1}, "top_logprobs", "invalid_value"),
         ("chat", {"messages": USER, "tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
         ("chat", {"messages": USER, "tool_choice": "required"}, "tool_choice", "invalid_value"),
-        ("chat", {"messages": USER, "guided_json": {}, "regex": "a+"}, "guided_json", "invalid_value"),
+        ("chat", {"messages": USER, "ebnf": "a", "regex": "a+"}, "ebnf", "invalid_value"),
         ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "unsupported_content"),
         ("chat", {"messages": USER, "max_tokens": 5000}, "max_tokens", "context_length_exceeded"),
         ("chat", {"messages": [{"role": "user", "content": "word " * 3000}]}, "messages", "context_length_exceeded"),

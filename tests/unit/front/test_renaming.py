@@ -101,8 +101,6 @@ def test_what_a_client_or_a_library_wrote_stays_as_it_is(error: ApiError, messag
         ("responses", {"input": "x", "regex": "a"}, "input", "regex"),
         ("messages", {"messages": TALK, "max_tokens": 5, "output_config": {"format": {"type": "json_schema", "schema": {}}}}, "messages",
          "output_config.format"),
-        ("chat", {"messages": [{"role": "user", "content": "x"}], "functions": [{"name": "f"}], "function_call": {"name": "f"}}, "messages",
-         "functions"),
     ],
 )  # fmt: skip
 def test_what_the_engine_may_find_wrong_is_known_by_the_field_that_the_client_wrote(

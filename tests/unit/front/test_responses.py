@@ -25,7 +25,6 @@ from banyan_runtime.front.openai.responses.schema import ResponsesRequest
 from banyan_runtime.front.openai.responses.store import Record, ResponseStore
 from banyan_runtime.front.parsing import parse
 from banyan_runtime.front.plan import GenerateRequest, ResponsePlan, ToolUse
-from banyan_runtime.front.spelling import Spelled
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.front.text.tokenizer import Tokenizer
 from banyan_runtime.wire import FinishCode
@@ -172,26 +171,28 @@ def test_a_call_is_complete_if_its_arguments_are_an_object(arguments: str, statu
     assert (assembly.message() is None) == (status == "incomplete")
 
 
-def test_log_probabilities_are_told_with_the_text_of_their_tokens_and_no_others() -> None:
+def test_log_probabilities_of_all_tokens_are_told_with_the_text_that_follows_them() -> None:
     def tell(rows: Sequence[bytes]) -> list[dict[str, Any]]:
         return [{"token": row.decode()} for row in rows]
 
     assembly = Assembly("resp_1", "tiny", {}, lambda start: "call_1", tell, background=False)
     events = b"".join(
-        assembly.add(Delta(content, thoughts, [A] * len(rows), behind, rows, spelled=spelled))
-        for content, thoughts, rows, behind, spelled in (
-            ("", "", [b"<think>"], 1, Spelled([], 1)),
-            ("", "well", [b"well", b"</think>", b"he"], 4, Spelled([], 3)),  # "he" is held back
-            ("he is", "", [b" is", b" n"], 6, Spelled([3, 4], 5)),
-            (" no", "", [b"o", b"<|im_end|>"], 8, Spelled([5, 6], 8)),
+        assembly.add(Delta(content, thoughts, [A] * len(rows), behind, rows))
+        for content, thoughts, rows, behind in (
+            ("", "", [b"<think>"], 1),
+            ("", "well", [b"well", b"</think>"], 3),
+            ("", "", [b"he"], 4),  # held back
+            ("he is", "", [b" is"], 5),
+            (" no", "", [b" no"], 6),
+            ("", "", [b"<|im_end|>"], 7),
         )
     )
     assembly.finish(Finished("stop", None, 0, 0, None), {})
     told = [json.loads(line[6:]) for line in events.split(b"\n") if line.startswith(b"data: ")]
     pieces = [[one["token"] for one in event["logprobs"]] for event in told if event["type"] == "response.output_text.delta"]
-    assert pieces == [["he", " is"], [" n", "o"]]
+    assert pieces == [["<think>", "well", "</think>", "he", " is"], [" no"]]
     (message,) = assembly.told()["output"][-1]["content"]
-    assert [one["token"] for one in message["logprobs"]] == ["he", " is", " n", "o"]
+    assert [one["token"] for one in message["logprobs"]] == [*pieces[0], " no", "<|im_end|>"]
 
 
 def test_thoughts_between_special_tokens_are_thoughts(tmp_path: Path) -> None:

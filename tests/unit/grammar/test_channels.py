@@ -72,7 +72,7 @@ def constraint(planner: Planner, content: str = "", **body: Any) -> wire.Constra
         ({"response_format": {"type": "json_object"}}, f'{THOUGHT}{FINAL}{{"b": "x"}}', True),
         ({"regex": "[A-Z]{3}"}, f"{THOUGHT}{FINAL}ABC", True),
         ({"regex": "[A-Z]{3}"}, f"{THOUGHT}{FINAL}abc", False),
-        ({"guided_choice": ["yes", "no"]}, f"{FINAL}no", True),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, f"{FINAL}no", True),
         ({"ebnf": 'root ::= "a" [0-9]'}, f"{THOUGHT}{FINAL}a1", True),
         ({"structural_tag": {"format": {"type": "const_string", "value": "x"}}}, f"{THOUGHT}{FINAL}x", True),
         ({"tools": [F], "tool_choice": "required"}, f"{THOUGHT}{CALL}", True),

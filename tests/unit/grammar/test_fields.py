@@ -62,20 +62,15 @@ def test_most_requests_ask_for_nothing(fields: dict[str, Any]) -> None:
         ({"response_format": {"type": "json_object", "schema": None}}, Grammar("json_object", "")),
         ({"json_schema": PERSON}, SCHEMA),
         ({"json_schema": TEXT}, SCHEMA),
-        ({"guided_json": PERSON}, SCHEMA),
-        ({"guided_json": TEXT}, SCHEMA),
         ({"structured_outputs": {"json": PERSON}}, SCHEMA),
         ({"structured_outputs": {"json": TEXT, "disable_any_whitespace": True}}, Grammar("json_schema", TEXT, "none")),
         ({"structured_outputs": {"json": {"type": "object"}, "disable_additional_properties": True}}, NOTHING),
         ({"structured_outputs": {"json": '{"type":"object"}', "disable_additional_properties": True}}, NOTHING),
         ({"structured_outputs": {"json_object": True}}, Grammar("json_object", "")),
         ({"regex": "a+"}, Grammar("regex", "a+")),
-        ({"guided_regex": "a+"}, Grammar("regex", "a+")),
         ({"structured_outputs": {"regex": "a+"}}, Grammar("regex", "a+")),
-        ({"guided_choice": ["b", "a", "b"]}, Grammar("choice", '["b","a"]')),
-        ({"structured_outputs": {"choice": ["a"]}}, Grammar("choice", '["a"]')),
+        ({"structured_outputs": {"choice": ["b", "a", "b"]}}, Grammar("choice", '["b","a"]')),
         ({"ebnf": 'root ::= "a"'}, Grammar("ebnf", 'root ::= "a"')),
-        ({"guided_grammar": 'root ::= "a"'}, Grammar("ebnf", 'root ::= "a"')),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar("ebnf", 'root ::= "a"')),
     ],
 )
@@ -122,13 +117,13 @@ def test_both_forms_of_structural_tags_make_the_same_grammar(fields: dict[str, A
         ({FORMAT: {"type": "json_object", "schema": 7}}, FORMAT, "invalid_json_schema", "JSON object"),
         ({FORMAT: {"type": "json_object", "schema": "{"}}, FORMAT, "invalid_json_schema", "response_format"),
         ({"json_schema": "{"}, "json_schema", "invalid_json_schema", "json_schema"),
-        ({"guided_json": 7}, "guided_json", "invalid_json_schema", "JSON object"),
+        ({"json_schema": 7}, "json_schema", "invalid_json_schema", "JSON object"),
         ({"regex": ["a"]}, "regex", "invalid_type", "string"),
         ({"regex": "a" * 3000}, "regex", "invalid_grammar", "'regex': the regex has 3000 bytes"),
         ({"ebnf": "|" * 20_000}, "ebnf", "invalid_grammar", "it has 20001 alternatives"),
         ({"ebnf": "a\0"}, "ebnf", "invalid_grammar", "NUL"),
-        ({"guided_choice": "a"}, "guided_choice", "invalid_type", "array of strings"),
-        ({"guided_choice": []}, "guided_choice", "invalid_grammar", "guided_choice"),
+        ({OUTPUTS: {"choice": "a"}}, "structured_outputs.choice", "invalid_type", "array of strings"),
+        ({OUTPUTS: {"choice": []}}, "structured_outputs.choice", "invalid_grammar", "structured_outputs.choice"),
         ({"structural_tag": {}}, "structural_tag", "invalid_grammar", "'structures'"),
         ({OUTPUTS: {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern", "unsupported", "bounded"),
     ],
@@ -148,8 +143,8 @@ def test_a_grammar_that_does_not_compile_is_refused_where_it_was_asked_for(tiny:
     assert caught.value.param == "response_format"
     assert "'/nope'" in caught.value.message
     with pytest.raises(ApiError) as caught:
-        constraints.of(asking(guided_regex="(?=a)"))
-    assert (caught.value.code, caught.value.param) == ("invalid_grammar", "guided_regex")
+        constraints.of(asking(regex="(?=a)"))
+    assert (caught.value.code, caught.value.param) == ("invalid_grammar", "regex")
     assert constraints.of(asking(json_schema=PERSON)) == Constraint(SCHEMA, param="json_schema")
     with pytest.raises(ApiError, match="tools"):
         constraints.check(Asked(Grammar("json_schema", '{"type":"foo"}'), "tools"))

@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar, Final
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
 
-from banyan_runtime.front.errors import ApiError, invalid, invalid_type, missing
+from banyan_runtime.front.errors import ApiError, invalid, invalid_type, missing, unsupported
 
-ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _REASONING_PARTS: Final = {"thinking": "thinking", "reasoning": "text"}
-_TOLD: Final = ("assistant", "tool", "function")  # what was said and found: a client cannot take a part of it back
+_TOLD: Final = ("assistant", "tool")  # what was said and found: a client cannot take a part of it back
 Turn = dict[str, Any]
 """A turn as templates read it."""
 
@@ -65,11 +65,6 @@ class ChatMessage(_Lenient):
     reasoning: str | None = None
     tool_calls: Annotated[list[ToolCall], FIRST_PROBLEM] | None = None
     tool_call_id: str | None = None
-    function_call: FunctionCall | None = None  # one call, in older words
-
-    @property
-    def calls(self) -> list[ToolCall]:
-        return self.tool_calls or ([] if self.function_call is None else [ToolCall(function=self.function_call)])
 
 
 class Arguments(dict[str, Any]):
@@ -104,18 +99,20 @@ def for_template(messages: Sequence[ChatMessage]) -> tuple[list[Turn], list[str]
 def _turn(message: ChatMessage, where: str, unread: list[str]) -> Turn:
     if message.role not in ROLES:
         raise invalid(f"{where}.role", f"Invalid value for '{where}.role': must be one of {', '.join(ROLES)}.")
+    if (message.model_extra or {}).get("function_call") is not None:
+        raise unsupported(f"{where}.function_call", "use tool_calls")
     content, reasoning = _text(message, where, unread)
-    turn: Turn = {"role": "tool" if message.role == "function" else message.role, "content": content}
+    turn: Turn = {"role": message.role, "content": content}
     if reasoning:
         turn["reasoning_content"] = reasoning
     if message.name is not None:
         turn["name"] = message.name
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
-    if reasoning and not (content and message.calls):  # gpt-oss's template refuses a turn with all three
+    if reasoning and not (content and message.tool_calls):  # gpt-oss's template refuses a turn with all three
         turn["thinking"] = reasoning
-    if message.calls:
-        turn["tool_calls"] = [_call(call) for call in message.calls]
+    if message.tool_calls:
+        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
     return turn
 
 

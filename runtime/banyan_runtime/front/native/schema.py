@@ -26,6 +26,7 @@ UNSUPPORTED: Final[Neutral] = {
 TOKENIZE_UNSUPPORTED: Final[Neutral] = {"documents": _OFF, "chat_template": _OFF}
 _UNSUPPORTED_SAMPLING: Final[Neutral] = {
     "custom_params": _OFF,
+    "stop_regex": _OFF,
 }
 _IGNORED_SAMPLING: Final = frozenset({"spaces_between_special_tokens"})
 

@@ -47,8 +47,6 @@ def call_names(tools: ToolUse | None) -> NameCall:
 class Calls:
     """Takes the events of one choice, in their order."""
 
-    reason = "tool_calls"  # why an answer ends that makes calls
-
     def __init__(self, name_call: NameCall) -> None:
         self._name_call = name_call
         self.calls: list[Call] = []
@@ -67,19 +65,9 @@ class Calls:
         """Whether there are calls, and all of them are fit to be run: an agent runs what ends as `tool_calls`."""
         return bool(self.calls) and all(call.fit for call in self.calls)
 
-    @property
-    def ending(self) -> str:
-        """What an answer's end is called for its calls; empty: they are none, or not fit."""
-        return self.reason if self.fit else ""
-
-    def message(self) -> dict[str, Any]:
-        """The fields of `message` that tell of calls."""
-        told = [{"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in self.calls]
-        return {"tool_calls": told or None}
-
-    def chunks(self, events: Sequence[ToolEvent]) -> list[dict[str, Any]]:
-        """The `delta` of each chunk that tells of events that were added."""
-        return [{"tool_calls": [told]} for told in self.deltas(events)]
+    def message(self) -> list[dict[str, Any]]:
+        """The `tool_calls` of a message."""
+        return [{"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in self.calls]
 
     def deltas(self, events: Sequence[ToolEvent]) -> list[dict[str, Any]]:
         """Elements of `delta.tool_calls` for events that were added. Each needs a chunk of its own: of several in one, many clients

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Final
 
 from starlette.requests import Request
@@ -11,11 +10,10 @@ from starlette.responses import Response
 
 from banyan_runtime.front.answers import Answer, Arrival, Outcome, Start, Streamed, Whole, answer, to_json
 from banyan_runtime.front.context import Context
-from banyan_runtime.front.deltas import ContentRows, Delta
+from banyan_runtime.front.deltas import Delta
 from banyan_runtime.front.generation import Call
 from banyan_runtime.front.logprobs import Row, chat_content
-from banyan_runtime.front.openai.calls import Calls, call_names
-from banyan_runtime.front.openai.functions import FunctionCall
+from banyan_runtime.front.openai.calls import Calls, NameCall, call_names
 from banyan_runtime.front.openai.serving import OPEN_END, ChunkWriter, Identity, Usage, end_fields
 from banyan_runtime.front.plan import ChatPlan
 from banyan_runtime.front.text.tokenizer import Tokenizer
@@ -37,9 +35,9 @@ def _start(context: Context, arrival: Arrival, plan: ChatPlan) -> Answer:
     usage, logprobs = Usage(context, plan), _Logprobs(text.needed_tokenizer, plan)
     eos_ids = text.defaults.eos_ids.union(plan.turn_end)
     tools = plan.requests[0].tools
-    make_calls, calls_only = partial(FunctionCall if plan.functions else Calls, call_names(tools)), tools is not None and tools.required
+    name_call, calls_only = call_names(tools), tools is not None and tools.required
     if envelope.stream:
-        return Streamed(start, _Writer(identity, plan, usage, eos_ids, logprobs, make_calls))
+        return Streamed(start, _Writer(identity, plan, usage, eos_ids, logprobs, name_call))
     include_reasoning = plan.include_reasoning
 
     def body(outcomes: list[Outcome]) -> Iterator[bytes]:
@@ -47,7 +45,7 @@ def _start(context: Context, arrival: Arrival, plan: ChatPlan) -> Answer:
         for index, outcome in enumerate(outcomes):
             if index:
                 yield b","
-            yield from _choice(index, outcome, eos_ids, include_reasoning, logprobs, make_calls(), calls_only)
+            yield from _choice(index, outcome, eos_ids, include_reasoning, logprobs, Calls(name_call), calls_only)
         numbers = usage.of([(outcome.end, len(outcome.token_ids)) for outcome in outcomes])
         yield b'],"usage":%b,"service_tier":%b,"system_fingerprint":null}' % (to_json(numbers), to_json(envelope.tier))
 
@@ -89,11 +87,11 @@ def _choice(
         "refusal": None,
         "reasoning_content": reasoning,
         "reasoning": reasoning,
-        **calls.message(),
+        "tool_calls": calls.message() or None,
     }
     yield b'{"index":%d,"message":%b,"logprobs":' % (index, to_json(message))
     yield from logprobs.of(outcome.logprobs)
-    yield b",%b}" % end_fields(outcome.end, eos_ids, calls=calls.ending)
+    yield b",%b}" % end_fields(outcome.end, eos_ids, calls=calls.fit)
 
 
 class _Writer(ChunkWriter):
@@ -106,14 +104,13 @@ class _Writer(ChunkWriter):
         usage: Usage,
         eos_ids: frozenset[int],
         logprobs: _Logprobs,
-        make_calls: Callable[[], Calls],
+        name_call: NameCall,
     ) -> None:
         super().__init__(identity, "chat.completion.chunk", plan, usage, eos_ids)
-        self._calls = [make_calls() for _ in plan.requests]
+        self._calls = [Calls(name_call) for _ in plan.requests]
         self._include_reasoning = plan.include_reasoning
         self._logprobs = logprobs
         self._untold: list[list[Row]] = [[] for _ in plan.requests]
-        self._rows = [ContentRows() for _ in plan.requests]
         # The frequent case is a chunk of content and nothing else.
         self._plain = plan.top_logprobs < 0 and not plan.envelope.continuous_usage
         self._contents = [start + b'"delta":{"content":' for start in self._starts]
@@ -126,7 +123,7 @@ class _Writer(ChunkWriter):
     def render(self, index: int, delta: Delta) -> bytes:
         if self._plain and not delta.reasoning and not delta.tools and delta.finished is None:
             return b"%b%b%b%b" % (self._contents[index], to_json(delta.content), _PLAIN_END, self._close) if delta.content else b""
-        self._untold[index] += self._rows[index].of(delta)
+        self._untold[index] += delta.logprobs
         chunks: list[bytes] = []
         if delta.reasoning and self._include_reasoning:
             text = to_json(delta.reasoning)
@@ -136,10 +133,10 @@ class _Writer(ChunkWriter):
         if delta.tools:
             calls = self._calls[index]
             calls.add(delta.tools)
-            for told in calls.chunks(delta.tools):
-                chunks += self._chunk(index, delta, to_json(told)[1:-1], OPEN_END)
+            for told in calls.deltas(delta.tools):
+                chunks += self._chunk(index, delta, b'"tool_calls":[%b]' % to_json(told), OPEN_END)
         if delta.finished is not None:
-            chunks += self._chunk(index, delta, b'"reasoning_content":null', self.end_of(index, delta, calls=self._calls[index].ending))
+            chunks += self._chunk(index, delta, b'"reasoning_content":null', self.end_of(index, delta, calls=self._calls[index].fit))
         return b"".join(chunks)
 
     def _chunk(self, index: int, delta: Delta, text: bytes, end: bytes) -> tuple[bytes, ...]:

@@ -8,12 +8,22 @@ from pydantic import BeforeValidator, Field
 
 from banyan_runtime.front.chat.messages import FIRST_PROBLEM, ChatMessage
 from banyan_runtime.front.errors import invalid
-from banyan_runtime.front.openai.tools import FunctionDefinition, Tool, check_tools, refuse_custom
+from banyan_runtime.front.openai.tools import Tool, check_tools, refuse_custom
 from banyan_runtime.front.parsing import Int, Neutral, RequestModel, check_choice, check_top_logprobs, shown, unknown
 from banyan_runtime.front.sampling import SamplingFields
 
 _OFF: Final[tuple[Any, ...]] = (False, 0, "", [], {})
+REMOVED: Final[Neutral] = {
+    "stop_regex": _OFF,
+    "functions": _OFF,
+    "function_call": ("none", "auto"),
+    "guided_json": _OFF,
+    "guided_regex": _OFF,
+    "guided_choice": _OFF,
+    "guided_grammar": _OFF,
+}
 _UNSUPPORTED: Final[Neutral] = {
+    **REMOVED,
     "prompt_logprobs": (False,),
     "modalities": (["text"], []),
     "audio": _OFF,
@@ -40,8 +50,6 @@ COMPLETION_UNSUPPORTED: Final[Neutral] = {
     "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
     "documents": _OFF,
     "chat_template": _OFF,
 }
@@ -86,10 +94,6 @@ class GenerationRequest(SamplingFields):
     json_schema: Any = None
     structural_tag: Any = None
     structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
 
     def check(self) -> None:
         """Check what the types leave open. Raises ApiError."""
@@ -152,8 +156,6 @@ class ChatRequest(GenerationRequest):
     tools: Annotated[list[Tool], FIRST_PROBLEM, BeforeValidator(refuse_custom)] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
-    functions: Annotated[list[FunctionDefinition], FIRST_PROBLEM] = Field(default_factory=list)  # tools in older words
-    function_call: str | dict[str, Any] | None = None
     documents: list[dict[str, Any]] = Field(default_factory=list)
     prediction: dict[str, Any] | None = None
 

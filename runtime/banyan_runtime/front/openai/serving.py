@@ -39,9 +39,9 @@ def stop_reason(matched: int | str | None, eos_ids: frozenset[int]) -> int | str
     return None if isinstance(matched, int) and matched in eos_ids else matched
 
 
-def end_fields(end: Finished, eos_ids: frozenset[int], *, calls: str = "") -> bytes:
-    """`"finish_reason":…` and what else tells how a choice ended; `calls`: what that is called where it ended in some."""
-    reason = calls if calls and end.reason == "stop" else end.reason
+def end_fields(end: Finished, eos_ids: frozenset[int], *, calls: bool = False) -> bytes:
+    """`"finish_reason":…` and what else tells how a choice ended; `calls`: it made calls that are fit to be run."""
+    reason = "tool_calls" if calls and end.reason == "stop" else end.reason
     told = (reason.encode(), to_json(end.matched), to_json(stop_reason(end.matched, eos_ids)))
     return b'"finish_reason":"%b","matched_stop":%b,"stop_reason":%b' % told
 
@@ -97,7 +97,7 @@ class ChunkWriter:
         self._close = b'}],"usage":null}\n\n' if self._include_usage else b"}]}\n\n"
         self._ends: dict[int, tuple[Finished, int]] = {}
 
-    def end_of(self, index: int, delta: Delta, *, calls: str = "") -> bytes:
+    def end_of(self, index: int, delta: Delta, *, calls: bool = False) -> bytes:
         """`"finish_reason":…` of a delta that is the last of its sequence."""
         assert delta.finished is not None
         self._ends[index] = (delta.finished, delta.completion_tokens)

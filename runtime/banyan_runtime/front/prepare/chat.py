@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 
 from banyan_runtime.front.chat.prompt import ChatOptions, render
-from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.openai.functions import in_newer_words, names
 from banyan_runtime.front.openai.schema import CHAT_UNSUPPORTED, ChatRequest
 from banyan_runtime.front.openai.tools import ToolChoice, choice_of
 from banyan_runtime.front.parsing import parse
@@ -27,23 +25,12 @@ from banyan_runtime.front.prepare.sequences import (
     sequences,
     within_logprobs,
 )
-from banyan_runtime.front.renaming import renamed, renamed_plan
 from banyan_runtime.front.sampling import resolve
 
 
 def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatPlan:
     """Raises ApiError."""
     asked = parse(ChatRequest, body)
-    if (newer := in_newer_words(asked, body)) is None:
-        return _planned(served, asked, body, request_id)
-    try:
-        plan = renamed_plan(_planned(served, parse(ChatRequest, newer), newer, request_id), names(asked))
-        return msgspec.structs.replace(plan, functions=True)
-    except ApiError as error:
-        raise renamed(error, names(asked)) from None
-
-
-def _planned(served: Served, asked: ChatRequest, body: Mapping[str, Any], request_id: str) -> ChatPlan:
     text = served.text
     envelope = begin(served, asked, CHAT_UNSUPPORTED)
     params = resolve(asked, text.defaults.openai, text.defaults.eos_ids | text.turn_end_ids, served.info.vocab_size)
@@ -82,8 +69,6 @@ def _planned(served: Served, asked: ChatRequest, body: Mapping[str, Any], reques
     if params.max_tokens is None:
         requests = within_logprobs(requests)
     check_logprobs(requests, "top_logprobs", params.max_tokens_name)
-    if not asked.include_reasoning:  # which the tokens would spell
-        requests = [msgspec.structs.replace(one, content_logprobs=True) for one in requests]
     return ChatPlan(
         envelope=msgspec.structs.replace(envelope, ignored=(*unshown, *envelope.ignored)),
         requests=tuple(requests),

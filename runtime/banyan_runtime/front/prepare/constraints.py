@@ -293,9 +293,5 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Asked | None]]] = {
     "json_schema": _json_schema,
     "structural_tag": _structural_tag,
     "structured_outputs": _structured_outputs,
-    "guided_json": _json_schema,
-    "guided_regex": _regex,
-    "guided_choice": _choice,
-    "guided_grammar": _ebnf,
 }
 """The fields of a request that may hold a constraint. Where a request has several that do, it is refused."""

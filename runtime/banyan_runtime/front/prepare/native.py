@@ -105,7 +105,7 @@ def _prompts(asked: NativeGenerateRequest) -> tuple[Sequence[str | list[int]], b
 
 def _params(served: Served, samplings: Sequence[NativeSampling]) -> list[SamplingParams]:
     text = served.text
-    if text.tokenizer is None and any(sampling.stop or sampling.stop_regex for sampling in samplings):
+    if text.tokenizer is None and any(sampling.stop for sampling in samplings):
         raise unsupported("stop", "stop strings need a tokenizer")
     eos_ids, vocab_size = text.defaults.eos_ids, served.info.vocab_size
     for sampling in samplings:

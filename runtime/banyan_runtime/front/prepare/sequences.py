@@ -96,7 +96,6 @@ def sequences(
             sampling=params.sampling(max_new, seed_id, config.random_seed, index, ends_alone=late),
             logprobs=logprobs,
             stops=params.stops,
-            stop_regexes=params.stop_regexes,
             stop_ids=stop_ids,
             include_stop=params.include_stop,
             skip_special_tokens=params.skip_special_tokens,

@@ -11,7 +11,7 @@ import msgspec
 
 from banyan_runtime.front.chat.events import Content, Reasoning, ToolArgs, ToolEvent, ToolStart
 from banyan_runtime.front.chat.messages import object_of
-from banyan_runtime.front.deltas import ContentRows, Delta, Finished, in_order
+from banyan_runtime.front.deltas import Delta, Finished, in_order
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.event_stream import named
 from banyan_runtime.front.logprobs import Row
@@ -144,8 +144,7 @@ class Assembly:
         self._output: list[Json] = []
         self._calls: list[Json] = []  # those that are whole, as a turn of a chat makes them
         self._open: _Text | _Call | None = None
-        self._rows = ContentRows()
-        self._untold: list[Row] = []  # tokens of text that has
+        self._untold: list[Row] = []  # of tokens since the last text that was told
         self._usage: Json | None = None
         self._error: Json | None = None
         self._incomplete: Json | None = None
@@ -189,7 +188,7 @@ class Assembly:
         return created + self._event(kind, response=self.told())
 
     def add(self, delta: Delta) -> bytes:
-        self._untold += self._rows.of(delta)
+        self._untold += delta.logprobs
         events: list[bytes] = []
         if self.status == "queued":
             self.status = "in_progress"
@@ -284,6 +283,7 @@ class Assembly:
         else:
             logprobs = {}
             if item.kind == "message":
+                self._take_logprobs(item)
                 logprobs = {"logprobs": item.logprobs}
             events.append(self._event(f"{_TEXT[item.kind]}.done", **self._where(item), text="".join(item.text), **logprobs))
             events.append(self._event("response.content_part.done", **self._where(item), part=item.part()))

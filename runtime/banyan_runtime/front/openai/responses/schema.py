@@ -11,14 +11,14 @@ from pydantic import Field
 from banyan_runtime.front.errors import ApiError, invalid, invalid_type
 from banyan_runtime.front.openai.responses.kinds import is_left_out
 from banyan_runtime.front.openai.responses.tools import Tools
-from banyan_runtime.front.openai.schema import ChatRequest
+from banyan_runtime.front.openai.schema import REMOVED, ChatRequest
 from banyan_runtime.front.parsing import MAX_IGNORED, Int, Neutral, RequestModel, check_choice, refuse_unsupported, strangers, unknown
 from banyan_runtime.front.renaming import Renaming
 
 MAX_METADATA: Final = 16
 MAX_KEY: Final = 64
 MAX_VALUE: Final = 512
-UNSUPPORTED: Final[Neutral] = {"conversation": ("",), "prompt": ({},), "moderation": ({},), "context_management": ([],)}
+UNSUPPORTED: Final[Neutral] = {"conversation": ("",), "prompt": ({},), "moderation": ({},), "context_management": ([],), **REMOVED}
 PASSED_ON: Final = frozenset(ChatRequest.model_fields) - {
     "messages", "tools", "tool_choice", "stream", "stream_options", "max_tokens", "max_completion_tokens", "response_format",
     "reasoning", "reasoning_effort", "logprobs", "top_logprobs", "n", "store", "metadata", "rid", "request_id",
