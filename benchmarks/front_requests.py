@@ -63,7 +63,7 @@ async def serve_front(address: str, folder: Path, processes: int = 1) -> None:
     tokenizer, gate = fork_server.tokenizer, parts.context.gate.told()
     parts.context.text = Text.load(config, folder)
     fork_server.serve(info)
-    pool = WorkerPool(fork_server, timeout_s=config.prepare_timeout)
+    pool = WorkerPool(fork_server)
     parts.prepare_with(pool)
     await pool.warm_up()
     doors = Doors(parts, early)

@@ -42,7 +42,7 @@ CALLS: Final = {
 """Calls to others that say a text, by their last name or two, and what the catalogue calls them."""
 SECOND: Final = frozenset({"log.log", "PydanticCustomError"})
 """Of these, those whose text is the second argument."""
-TABLES: Final = ("foreign_options.REFUSED", "grammar.keywords._FORMS", "batch.source._OTHERS")
+TABLES: Final = ("arguments.REFUSED", "grammar.keywords._FORMS", "batch.source._OTHERS")
 """Constants that hold parts of messages."""
 VALUE_ERRORS: Final = ("api.quantity", "cluster.options", "front.keys", "hub.files")
 """Modules whose ValueErrors reach a user, within another message; those of others are assertions."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.hub.address import served_name
-from banyan_runtime.options import Check, at_least, between, chunk_size, flag, json_object, one_of, option, origins, path_prefix, storage
+from banyan_runtime.options import Check, at_least, between, chunk_size, flag, json_object, one_of, option, origins, storage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,6 @@ class ServerConfig:
         group="model",
     )
     tokenizer_path: str | None = option(None, help="Folder of the tokenizer. Default: --model-path.", group="model")
-    tokenizer_mode: str = option("auto", check=one_of("auto"), help="Only fast tokenizers (tokenizer.json) are used.", group="model")
     skip_tokenizer_init: bool = option(False, help="Serve token ids only: /generate with input_ids.", group="model")
     load_format: str = option(
         "auto", check=one_of("auto", "safetensors", "dummy"), help="'dummy' makes random weights from config.json alone.", group="model"
@@ -84,22 +83,9 @@ class ServerConfig:
     )
     admin_api_keys_file: str | None = option(None, help="File with such keys, as --api-keys-file.", group="http")
     accept_any_model: bool = option(False, help="Answer requests for models of any name, instead of 404 model_not_found.", group="http")
-    disable_docs: bool = option(False, help="Have no /docs and no /openapi.json.", group="http")
-    root_path: str = option(
-        "",
-        check=path_prefix,
-        help="Path under which a proxy serves this server (/banyan); requests are answered with it and without.",
-        group="http",
-    )
     enable_tokenizer_info_endpoint: bool = option(False, help="Have /tokenizer_info, which tells the chat template.", group="http")
     max_queued_requests: int = option(
         10_000, check=at_least(1), help="Requests that may wait, and as many of background; beyond it: 429 queue_full.", group="http"
-    )
-    max_queued_tokens: int | None = option(
-        None,
-        check=at_least(1),
-        help="Prompt tokens that may wait, and as many of background; beyond it: 429 queue_full. Default: 64 contexts, at least 16777216.",
-        group="http",
     )
     max_client_priority: int | None = option(
         None,
@@ -123,9 +109,6 @@ class ServerConfig:
         "hundreds of streams one cannot write. Default: on a GPU one for four processors and 4 GB, 4 at most; on a CPU 1.",
         group="http",
     )
-    prepare_timeout: float = option(
-        30.0, check=at_least(1), help="Seconds that reading, templating and tokenizing one request may take; then: 503.", group="http"
-    )
     cors_allow_origins: tuple[str, ...] = option(
         (),
         metavar="ORIGIN",
@@ -136,13 +119,6 @@ class ServerConfig:
     stream_interval: int = option(
         1, check=at_least(1), help="Tokens per streamed event; 1: as they come, on very small models several at once.", group="http"
     )
-    stream_response_default_include_usage: bool = option(
-        False, help="Tell the usage at the end of every stream whose request does not say whether (stream_options).", group="http"
-    )
-    trust_request_chat_template: bool = option(
-        False, help="Render requests with the chat template that they bring (chat_template).", group="http"
-    )
-    enable_cache_report: bool = option(True, help="Fill usage.prompt_tokens_details.cached_tokens.", group="http")
     reasoning_parser: str | None = option(
         None,
         help="Tells reasoning from the answer: qwen3, qwen3-thinking, deepseek-r1, deepseek-v3, glm45, kimi, kimi_k2, mistral, gpt-oss.",
@@ -159,9 +135,6 @@ class ServerConfig:
         check=one_of("llguidance", "xgrammar", "none"),
         help="Holds outputs to JSON schemas, regexes and grammars: llguidance or none. xgrammar is taken for llguidance.",
         group="http",
-    )
-    sampling_defaults: str = option(
-        "model", check=one_of("model", "neutral"), help="'model' takes unset sampling fields from generation_config.json.", group="http"
     )
     preferred_sampling_params: str | None = option(
         None,
@@ -217,11 +190,6 @@ class ServerConfig:
         help="Bytes of all /v1/responses that are kept: the oldest are removed. Default: 67108864 in memory, 1073741824 in a folder.",
         group="files and batches",
     )
-    max_file_bytes: int = option(512 << 20, check=at_least(1), help="Bytes of an uploaded file, at most.", group="files and batches")
-    max_batch_file_bytes: int = option(
-        200 << 20, check=at_least(1), help="Bytes of a file with purpose 'batch', at most.", group="files and batches"
-    )
-    max_batch_requests: int = option(50_000, check=at_least(1), help="Requests of one batch, at most.", group="files and batches")
 
     # --- device ---
     device: str | None = option(
@@ -254,14 +222,12 @@ class ServerConfig:
         help="Measure at start which kernels compute decode steps fastest, instead of taking those of the shipped table. On a GPU.",
         group="device",
     )
-    sampling_backend: str | None = option(None, check=one_of("pytorch", None), help="Sampling kernels: pytorch.", group="device")
     mem_fraction_static: float | None = option(
         None,
         check=between(0.05, 0.98),
         help="Part of the device's memory for weights and KV pool. Default: on a GPU what the largest steps leave.",
         group="device",
     )
-    enable_nan_detection: bool = option(False, help="Log rows whose logits hold NaN; they fail alone in any case.", group="device")
 
     # --- memory and schedule ---
     max_running_requests: int | None = option(
@@ -301,12 +267,6 @@ class ServerConfig:
         group="schedule",
     )
     disable_radix_cache: bool = option(False, help="Do not share prefixes between requests.", group="schedule")
-    disable_overlap_schedule: bool = option(
-        False, help="Do not schedule a step while another runs (never done on the CPU).", group="schedule"
-    )
-    num_continuous_decode_steps: int = option(
-        1, check=at_least(1), help="Decode steps before waiting prompts are looked at, at least.", group="schedule"
-    )
     enable_mixed_chunk: bool = option(
         False,
         help="Compute the next tokens of those who run in the steps of prompts, not between them: the weights are read once for both. "
@@ -317,7 +277,7 @@ class ServerConfig:
         None,
         check=one_of("NGRAM", None),
         help="NGRAM: guess tokens from the request's own text and check them in one step; the output stays the same. Fast where "
-        "answers repeat what was said; steps do not overlap then (--disable-overlap-schedule). Default: off.",
+        "answers repeat what was said; steps do not overlap then. Default: off.",
         group="schedule",
     )
     speculative_num_draft_tokens: int = option(
@@ -326,7 +286,6 @@ class ServerConfig:
         help="With --speculative-algorithm: tokens of a request in a step at most, guesses and the one that is certain.",
         group="schedule",
     )
-    allow_auto_truncate: bool = option(False, help="Cut prompts that are too long instead of refusing them.", group="schedule")
 
     # --- logs and metrics ---
     log_level: str = option(

@@ -43,11 +43,6 @@ def origins(values: Sequence[str]) -> str | None:
     return f"must be * or origins like https://chat.example, without a path: {wrong[0]}" if wrong else None
 
 
-def path_prefix(value: str) -> str | None:
-    good = not value or (value.startswith("/") and not value.endswith("/") and value.isprintable() and not set(value) & set(" ?#%"))
-    return None if good else "must be a path like /banyan, without a slash at its end"
-
-
 def storage(value: str) -> str | None:
     """What of an address shows before anybody opens it."""
     typo = re.match("([a-z][a-z0-9+.-]*):/(?!/)", value)

@@ -57,7 +57,6 @@ class EngineLimits:
     radix: bool = True
     ageing_batches: int = AGEING_BATCHES
     conservativeness: float = 1.0
-    continuous_decodes: int = 1
     decode_log_interval: int = 40
     mixed: bool = False  # who runs gets a token in the steps of prompts, too. Not with drafts
     overlap: bool = False  # one step in flight while the next is scheduled
@@ -98,7 +97,6 @@ class EngineLimits:
                 "the flags",
                 field="--enable-mixed-chunk",
             )
-        overlap = not config.disable_overlap_schedule and not cpu and not drafts
         chunk = config.chunked_prefill_size or (CHUNK_CPU if cpu else CHUNK_CUDA)
         return EngineLimits(
             context_len=info.context_len,
@@ -106,7 +104,7 @@ class EngineLimits:
             page_size=page,
             max_running=min(rows, pool // page),  # each takes a page at least
             max_queued=config.max_queued_requests,
-            max_queued_tokens=config.max_queued_tokens or max(QUEUED_TOKENS, QUEUED_CONTEXTS * info.context_len),
+            max_queued_tokens=max(QUEUED_TOKENS, QUEUED_CONTEXTS * info.context_len),
             max_prefill_tokens=config.max_prefill_tokens,
             chunk=None if chunk < 0 else -(-chunk // page) * page,
             prefill_step_s=config.prefill_step_seconds if config.prefill_step_seconds is not None else PREFILL_STEP_CPU_S * cpu,
@@ -114,10 +112,9 @@ class EngineLimits:
             scheduling_rules=config.scheduling_rules,
             radix=not config.disable_radix_cache,
             conservativeness=config.schedule_conservativeness,
-            continuous_decodes=config.num_continuous_decode_steps,
             decode_log_interval=config.decode_log_interval,
             mixed=config.enable_mixed_chunk,
-            overlap=overlap,
+            overlap=not cpu and not drafts,
             draft_tokens=config.speculative_num_draft_tokens if drafts else 0,
             background=BackgroundLimits.of(info.device),
             vocab_size=info.vocab_size,

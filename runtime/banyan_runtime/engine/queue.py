@@ -60,8 +60,8 @@ class WaitingQueue:
         return len(self.victims) + self.newcomer_count
 
     def uninvited(self, *, background: bool) -> Uninvited:
-        """Those that were never admitted, online or of background, held ones included: what --max-queued-requests and
-        --max-queued-tokens bound, so that neither keeps the other out."""
+        """Those that were never admitted, online or of background, held ones included: what the limits of the
+        queue bound, so that neither keeps the other out."""
         return self._uninvited[background]
 
     def append(self, request: Request) -> None:

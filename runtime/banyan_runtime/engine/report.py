@@ -136,7 +136,7 @@ class Report:
         if self._broken_told is None or now - self._broken_told >= BROKEN_ROWS_EVERY_S:
             self._log(
                 f"The model computed NaN. #failed_reqs: {self._broken_rows}. Its weights are damaged, its numbers do not fit into --dtype, "
-                "the device fails, or a request admits no token; --enable-nan-detection tells of each step."
+                "the device fails, or a request admits no token."
             )
             self._broken_rows, self._broken_told = 0, now
 

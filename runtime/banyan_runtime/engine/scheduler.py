@@ -125,7 +125,7 @@ class Scheduler:
             decodes = self._decodes_in_a_row
             # prompts that take along who runs need no others to share a step with
             worth = (self._limits.mixed and self.prefill.online) or self.prefill.worth_a_step
-            if decodes < self._rules.decodes_between(worth) or 0 < decodes < self._limits.continuous_decodes:
+            if decodes < self._rules.decodes_between(worth):
                 return self._decode, self._prefill
         return self._prefill, self._decode
 

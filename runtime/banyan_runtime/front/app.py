@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
@@ -58,12 +57,9 @@ def create_app(context: Context) -> FastAPI:
         title="Banyan",
         version=__version__,
         middleware=middleware,
-        servers=[{"url": config.root_path}] if config.root_path else None,
         openapi_url=None,  # it is a route like others
         redirect_slashes=False,
     )
-    if config.root_path:
-        app.add_middleware(_Under, root=config.root_path)  # outermost
     app.router.route_class = _Plain
     for route in ROUTES:
         if route.when(config):
@@ -179,20 +175,6 @@ class _HeadAsGet:
         get = {**scope, "method": "GET"}
         await self._app(get, receive, send)
         scope["route"] = get.get("route")  # for the counters
-
-
-class _Under:
-    """ASGI middleware: takes `root` away from the paths that begin with it."""
-
-    def __init__(self, app: ASGIApp, root: str) -> None:
-        self._app = app
-        self._root = root
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (scope["path"] + "/").startswith(self._root + "/"):
-            scope["path"] = scope["path"][len(self._root) :] or "/"
-            scope["raw_path"] = quote(scope["path"], safe="/:@!$&'()*+,;=-._~").encode()
-        await self._app(scope, receive, send)
 
 
 class _Heads:

@@ -178,7 +178,7 @@ async def openapi(context: Context, request: Request) -> Response:
 
 async def docs(context: Context, request: Request) -> Response:
     """This description, for reading."""
-    return get_swagger_ui_html(openapi_url=f"{context.config.root_path}/openapi.json", title="Banyan")
+    return get_swagger_ui_html(openapi_url="/openapi.json", title="Banyan")
 
 
 def _content(model: type[RequestModel]) -> Content:
@@ -187,7 +187,7 @@ def _content(model: type[RequestModel]) -> Content:
 
 def describe(app: FastAPI, models: Sequence[type[RequestModel]], also_chat: Mapping[str, Set[str]]) -> dict[str, Any]:
     """The OpenAPI document. `also_chat`: by the name of a model, the fields of chat completions that it takes too."""
-    document = get_openapi(title=app.title, version=app.version, routes=app.routes, servers=app.servers)
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     _, schemas = models_json_schema([(model, "validation") for model in dict.fromkeys(models)], ref_template=REFERENCE)
     components = document.setdefault("components", {})
     described: dict[str, Any] = {**schemas.get("$defs", {}), "Error": _ERROR, "MessagesError": _MESSAGES_ERROR}

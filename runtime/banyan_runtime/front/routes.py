@@ -95,10 +95,6 @@ class Route:
         )
 
 
-def _documented(config: ServerConfig) -> bool:
-    return not config.disable_docs
-
-
 def _text(config: ServerConfig) -> bool:
     return config.serves_text
 
@@ -216,8 +212,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/metrics/load", "GET", ops.load_page, Access.OPEN, gives=(TEXT,)),
     Route("/v1/loads", "GET", loads.loads, Access.USER, query=loads.QUERY, gives=(JSON, TEXT)),
     Route("/load", "GET", loads.load, Access.USER),
-    Route("/openapi.json", "GET", docs.openapi, Access.USER, when=_documented),
-    Route("/docs", "GET", docs.docs, Access.USER, gives=("text/html",), when=_documented),
+    Route("/openapi.json", "GET", docs.openapi, Access.USER),
+    Route("/docs", "GET", docs.docs, Access.USER, gives=("text/html",)),
 )
 OPEN_PATHS: Final = frozenset(route.path for route in ROUTES if route.access is Access.OPEN)
 
@@ -230,5 +226,4 @@ def takes_posts(path: str, config: ServerConfig) -> bool:
 
 def spread_paths(config: ServerConfig) -> frozenset[bytes]:
     """Whose POSTs any process of the front may answer, as they stand in a request line."""
-    paths = [route.path.encode() for route in ROUTES if route.spread(config) and route.when(config)]
-    return frozenset(paths) | {config.root_path.encode() + path for path in paths}
+    return frozenset(route.path.encode() for route in ROUTES if route.spread(config) and route.when(config))

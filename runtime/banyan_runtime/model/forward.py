@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -110,7 +109,3 @@ class ModelKind(Protocol):
 
     def __call__(self, choice: Choice, parameters: dict[str, Parameter], pulse: Pulse) -> Model:
         """Takes parameters over: each leaves the dict when it is in its new form, so that memory never holds both."""
-
-
-Report = Callable[[str], None]
-"""Told of every row without usable logits."""

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from banyan_runtime.model import device as devices
 from banyan_runtime.model import logprobs
-from banyan_runtime.model.forward import Report
 from banyan_runtime.model.pooling import Vectors
 from banyan_runtime.model.post import Arriving
 from banyan_runtime.step import I32, Step, StepResult, TokenMask
@@ -91,7 +90,6 @@ class Launched:
 
     def __init__(
         self,
-        report: Report,
         device: torch.device,
         step: Step,
         draws: Draws,
@@ -99,7 +97,6 @@ class Launched:
         vectors: Vectors | None,
         replayed: bool,
     ) -> None:
-        self._report = report
         self._device = device
         self._step = step
         self._replayed = replayed
@@ -144,8 +141,6 @@ class Launched:
             result.vectors = self._vectors.values.numpy()
             broken = self._vectors.sequences[~np.isfinite(result.vectors).all(axis=1)]
             result.failed[broken] = True
-            for row in self._step.rows[broken].tolist():
-                self._report(f"The vector of row {row} holds NaN or infinity; its request fails alone.")
         if self._drawn is not None:
             (tokens, failed), firsts = self._drawn.numbers(), self._draws.firsts
             drawing = self._draws.sequences[firsts]
@@ -156,22 +151,9 @@ class Launched:
                 result.accepted[drawing] = self._drawn.accepted.numpy()
             if self._drawn.scores is not None:
                 result.logprobs = self._drawn.scores.numpy()
-            self._tell_of(firsts[failed[firsts]])
         return result
 
     def _one_each(self) -> StepResult:
         assert self._drawn is not None
         tokens, failed = self._drawn.numbers()
-        if failed.any():
-            self._tell_of(np.flatnonzero(failed))
         return StepResult(tokens, failed, replayed=self._replayed)
-
-    def _tell_of(self, lost: I64) -> None:
-        """Report draws that failed."""
-        rows = self._step.rows[self._draws.sequences[lost]]
-        for row, length in zip(rows.tolist(), self._draws.positions(self._step)[lost].tolist(), strict=True):
-            self._report(_lost(row, length))
-
-
-def _lost(row: int, length: int) -> str:
-    return f"The logits of row {row} at position {length} hold NaN or nothing admissible; its request fails alone."

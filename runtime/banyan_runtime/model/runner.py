@@ -16,7 +16,7 @@ from torch import Tensor
 
 from banyan_runtime.model import device as devices
 from banyan_runtime.model import edits, logprobs, penalties, sampler
-from banyan_runtime.model.forward import Forward, Report
+from banyan_runtime.model.forward import Forward
 from banyan_runtime.model.launched import Drawing, Drawn, Draws, Launched
 from banyan_runtime.model.penalties import Penalties
 from banyan_runtime.model.pooling import Pooler
@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 
 class ModelRunner:
-    """Computes steps in the order in which they are launched, on one device. `report` is told of every row without usable logits."""
+    """Computes steps in the order in which they are launched, on one device."""
 
     FEATURES: Final[frozenset[Feature]] = frozenset({"bias", "mask", "pooling", "drafts"})
 
-    def __init__(self, forward: Forward, info: RunnerInfo, device: torch.device, report: Report) -> None:
+    def __init__(self, forward: Forward, info: RunnerInfo, device: torch.device) -> None:
         self.forward = forward
         self.info = replace(
             info,
@@ -41,7 +41,6 @@ class ModelRunner:
             batch_invariant=forward.batch_invariant,
             features=self.FEATURES,
         )
-        self._report = report
         self._device = device
         self._rows: _Rows | None = None
 
@@ -90,7 +89,7 @@ class ModelRunner:
             owners = np.repeat(np.arange(len(step.rows)), step.query_lens)[step.prompt_scores.at]
             prompt = logprobs.of_prompt(hidden, self.forward.logits, self.info.vocab_size, step.prompt_scores, self._named(step, owners))
         vectors = None if step.pooling is None else rows.pooler.pool(self.forward.normed(hidden), step, step.pooling)
-        launched = Launched(self._report, self._device, step, draws, prompt, vectors, replayed is not None)
+        launched = Launched(self._device, step, draws, prompt, vectors, replayed is not None)
         asked = self._asked(step, draws, rows, token_ids, hidden) if len(draws.sequences) else None
         if step.mask_later:
             assert asked is not None

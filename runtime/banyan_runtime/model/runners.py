@@ -19,7 +19,7 @@ from banyan_runtime.model import device as devices
 from banyan_runtime.model import host, loader, memory_profiling
 from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.choice import Choice, choose
-from banyan_runtime.model.forward import Model, ModelKind, Report
+from banyan_runtime.model.forward import Model, ModelKind
 from banyan_runtime.model.layout import Layout, layout
 from banyan_runtime.model.loader import Progress
 from banyan_runtime.model.memory_profiling import DeviceMemory, PoolCost, no_memory
@@ -105,9 +105,7 @@ class Loaded:
         if memory is None:
             return build(self._runner(memory_profiling.cpu_tokens(config, self._choice, self._free_before)), config)
         self._progress("loading", 100, "profiling the memory of the largest steps")
-        profile = memory_profiling.profile(
-            config, self._choice, lambda: self._over(config.page_size, lambda message: None), memory, self._free_before
-        )
+        profile = memory_profiling.profile(config, self._choice, lambda: self._over(config.page_size), memory, self._free_before)
         self._seconds["memory_profiling"] = profile.seconds
         cost = PoolCost(config, self._choice, profile.steps.rows)
         tokens = memory_profiling.gpu_tokens(profile, cost)
@@ -124,15 +122,14 @@ class Loaded:
 
     def _runner(self, tokens: int) -> ModelRunner:
         started = time.monotonic()
-        report: Report = log.warning if self._config.enable_nan_detection else lambda message: None
-        runner = self._over(tokens, report, autotune=self._choice.autotune)
+        runner = self._over(tokens, autotune=self._choice.autotune)
         half = runner.info.kv_bytes / 2 / _GIB
         log.info("KV Cache is allocated. #tokens: %d, K size: %.2f GB, V size: %.2f GB", tokens, half, half)
         log.info("Memory pool end. avail mem=%.2f GB", runner.info.available_bytes / _GIB)
         runner.info.phase_seconds["kv_alloc"] = time.monotonic() - started
         return runner
 
-    def _over(self, tokens: int, report: Report, *, autotune: bool = False) -> ModelRunner:
+    def _over(self, tokens: int, *, autotune: bool = False) -> ModelRunner:
         """A runner over a pool of so many tokens."""
         choice = self._choice
         about = RunnerInfo(
@@ -150,7 +147,7 @@ class Loaded:
             phase_seconds=dict(self._seconds),
         )
         forward = self._model.forward(tokens, self._config.page_size, autotune=autotune)
-        return ModelRunner(forward, about, choice.device, report)
+        return ModelRunner(forward, about, choice.device)
 
 
 def _kind(config: ServerConfig, device: torch.device) -> ModelKind:

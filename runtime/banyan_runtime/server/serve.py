@@ -175,7 +175,7 @@ class Server:
         self._zygote.serve(info)
         cores = 1 if info.device.startswith("cpu") else host.cores()  # which compute there
         doors = len(self._early.doors)
-        pool = WorkerPool(self._zygote, timeout_s=config.prepare_timeout, workers=WORKERS if doors else workers_for(cores))
+        pool = WorkerPool(self._zygote, workers=WORKERS if doors else workers_for(cores))
         pool.on_lack = self._on_lack
         await pool.warm_up()
         self._front.prepare_with(pool)

@@ -34,8 +34,8 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(start_server: StartServer, keys: Path, storage: Path) -> ServerProcess:
-    """A server of its own, for it asks for keys, has another path, and serves no vectors."""
-    options = ("--admin-api-key", "topsecret", "--root-path", "/banyan", "--accept-any-model", "--enable-tokenizer-info-endpoint")
+    """A server of its own, for it asks for keys, and serves no vectors."""
+    options = ("--admin-api-key", "topsecret", "--accept-any-model", "--enable-tokenizer-info-endpoint")
     return start_server("--api-keys-file", str(keys), "--file-storage-path", str(storage), *options).ready()
 
 
@@ -106,21 +106,6 @@ def test_keys_come_and_go_with_the_file(guarded: ServerProcess, keys: Path) -> N
     finally:
         keys.write_text(before)
     guarded.eventually(lambda: status(guarded, "/abort_request", "one") == 200, "the old key", 5)
-
-
-def test_a_server_under_a_path_answers_with_it_and_without(guarded: ServerProcess) -> None:
-    for path in ("/v1", "/banyan/v1"):
-        assert [card.id for card in client(guarded, "one", path).models.list()] == [MODEL]
-    assert guarded.status("/banyan/health") == 200
-    assert status(guarded, "/banyan/flush_cache", "one") == 403
-    headers = {"Authorization": "Bearer one"}
-    document = httpx.get(f"{guarded.url}/banyan/openapi.json", headers=headers).json()
-    assert document["servers"] == [{"url": "/banyan"}]
-    assert "'/banyan/openapi.json'" in httpx.get(f"{guarded.url}/banyan/docs", headers=headers).text
-    files = httpx.get(f"{guarded.url}/banyan/v1/files?limit=5", headers=headers)
-    assert (files.status_code, files.json()["object"]) == (200, "list")
-    missing = httpx.get(f"{guarded.url}/banyanx/v1/models", headers=headers)
-    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
 
 
 def test_any_model_is_served_where_that_is_asked_for(guarded: ServerProcess) -> None:

@@ -171,9 +171,6 @@ def boot_over(url: str, *, storage: str = "", socket: str = "") -> Boot:
         models=(MODEL,),
         endpoints=(CHAT,),
         max_running=8,
-        max_file_bytes=1 << 20,
-        max_batch_file_bytes=1 << 20,
-        max_batch_requests=100,
         log_level="info",
         log_format="text",
     )

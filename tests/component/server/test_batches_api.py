@@ -13,7 +13,7 @@ from openai.types import Batch
 from prometheus_client.parser import text_string_to_metric_families
 
 from banyan_runtime.batch.host.tally import TELL_S
-from tests.support.server.process import MAX_BATCH_REQUESTS, MODEL, ServerProcess
+from tests.support.server.process import MODEL, ServerProcess
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 CHAT = "/v1/chat/completions"
@@ -255,14 +255,6 @@ def test_no_more_than_a_hundred_problems_are_listed(client: openai.OpenAI) -> No
     assert batch.errors is not None
     assert batch.errors.data is not None
     assert [error.line for error in batch.errors.data] == list(range(1, 101))
-
-
-@pytest.mark.long
-def test_a_batch_of_too_many_lines_fails(client: openai.OpenAI) -> None:
-    batch = end(client, begin(client, lines(MAX_BATCH_REQUESTS + 1)))
-    assert batch.errors is not None
-    assert batch.errors.data is not None
-    assert (batch.status, batch.errors.data[0].code) == ("failed", "too_many_tasks")
 
 
 @pytest.mark.matrix(gate=1)

@@ -25,8 +25,8 @@ WAITING = 'banyan_requests_background{state="waiting"}'
 @pytest.fixture(scope="module")
 def narrow(start_server: StartServer) -> Iterator[ServerProcess]:
     """A server of its own, for its bounds would refuse what others ask. It is slow all the time."""
-    options = ("--max-running-requests", "1", "--max-queued-requests", str(QUEUED), "--max-queued-tokens", "300")
-    server = start_server(*options, "--request-timeout", "30", "--disable-docs", "--cors-allow-origins", "https://chat.example").ready()
+    options = ("--max-running-requests", "1", "--max-queued-requests", str(QUEUED))
+    server = start_server(*options, "--request-timeout", "30", "--cors-allow-origins", "https://chat.example").ready()
     with server.slowed():
         yield server
 
@@ -88,28 +88,6 @@ def test_a_deadline_ends_what_is_made_without_the_engine_too(narrow: ServerProce
     assert (answer.status_code, answer.json()["error"]["code"], answer.headers["retry-after"]) == (503, "timeout", "1")
     bad = httpx.post(narrow.url + path, json={field: "a"}, headers={"X-Request-Timeout": "0"})
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "X-Request-Timeout")
-
-
-def test_prompts_that_wait_are_bounded_in_tokens(narrow: ServerProcess) -> None:
-    def wait(letter: int) -> None:
-        client(narrow).completions.create(model=MODEL, prompt=[letter] * 200, max_tokens=1)
-
-    with ThreadPoolExecutor(1) as pool, client(narrow).completions.create(**LONG, stream=True) as stream:
-        next(iter(stream))
-        waits = pool.submit(wait, 5)
-        narrow.eventually(lambda: narrow.metric("banyan_requests_waiting") == 1, "a request that waits")
-        (load,) = narrow.get("/v1/loads?include=core").json()["loads"]
-        assert (load["num_waiting_reqs"], load["num_waiting_uncached_tokens"]) == (1, 200)
-        for streamed in (False, True):
-            with pytest.raises(openai.RateLimitError) as refusal:
-                client(narrow).with_options(max_retries=0).completions.create(model=MODEL, prompt=[6] * 101, stream=streamed)
-            assert (refusal.value.code, refusal.value.response.headers["retry-after"]) == ("queue_full", "1")
-        stream.close()
-        waits.result()
-
-
-def test_docs_can_be_left_out(narrow: ServerProcess) -> None:
-    assert [narrow.status(path) for path in ("/docs", "/openapi.json", "/redoc")] == [404, 404, 404]
 
 
 # --- the queue ---

@@ -218,7 +218,7 @@ def test_a_server_that_cannot_plan_says_so_and_goes_on_with_what_runs(start_serv
         assert server.status("/livez") == 200
         start = time.monotonic()
         answer = server.post(CHAT, body)
-        assert time.monotonic() - start < 2  # not after --prepare-timeout
+        assert time.monotonic() - start < 2  # not after PLAN_S
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         (tmp_path / "away").rename(model / "tokenizer.json")
         server.eventually(lambda: server.status("/readyz") == 200, "readiness")

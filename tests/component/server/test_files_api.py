@@ -15,7 +15,7 @@ import pytest
 from openai.types import FileObject
 
 from tests.component.server.test_event_loop import LIMIT_MS
-from tests.support.server.process import MAX_BATCH_FILE_BYTES, MAX_FILE_BYTES, MODEL, ServerProcess, StartServer
+from tests.support.server.process import MODEL, ServerProcess, StartServer
 
 
 @pytest.fixture
@@ -109,24 +109,6 @@ def test_what_is_no_form_is_refused(server: ServerProcess) -> None:
     assert server.http.post(server.url + "/v1/files", json={}).status_code == 400
     cut = server.http.post(server.url + "/v1/files", content=body[:-30], headers=headers)
     assert (cut.status_code, cut.json()["error"]["code"]) == (400, "malformed_request")
-
-
-@pytest.mark.matrix(gate=2)
-@pytest.mark.parametrize(("purpose", "size"), [(b"batch", MAX_BATCH_FILE_BYTES), (b"user_data", MAX_FILE_BYTES)])
-@pytest.mark.parametrize("purpose_first", [True, False])
-def test_a_file_beyond_its_limit_is_refused_and_leaves_nothing_behind(
-    server: ServerProcess, storage: Path, purpose: bytes, size: int, purpose_first: bool
-) -> None:
-    def parts(data: bytes) -> list[tuple[str, str | None, bytes]]:
-        both: list[tuple[str, str | None, bytes]] = [("purpose", None, purpose), ("file", "a", data)]
-        return both if purpose_first else both[::-1]
-
-    assert upload(server, *parts(b"x")).status_code == 200  # the folders are there
-    before = files_in(storage)
-    refused = upload(server, *parts(b"x" * (size + 1)))
-    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "file_too_large")
-    server.eventually(lambda: files_in(storage) == before, "an empty storage")
-    assert upload(server, *parts(b"x" * size)).json()["bytes"] == size
 
 
 def test_an_upload_that_is_cut_off_leaves_nothing_behind(server: ServerProcess, storage: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.server.process import MODEL, ServerProcess, StartServer
+from tests.support.server.process import MODEL, ServerProcess
 
 FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
 NO_THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -84,42 +84,3 @@ def test_a_suffix_is_refused_where_the_model_cannot_fill_in(client: openai.OpenA
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model=MODEL, prompt="def f(", suffix="return 1")
     assert refused.value.param == "suffix"
-
-
-@pytest.fixture(scope="module")
-def lenient(start_server: StartServer) -> ServerProcess:
-    """A server of its own: its options change what every request is answered."""
-    return start_server("--trust-request-chat-template", "--stream-response-default-include-usage").ready()
-
-
-@pytest.mark.long
-def test_a_request_is_rendered_with_the_template_that_it_brings_however_bad_it_is(lenient: ServerProcess) -> None:
-    client = openai.OpenAI(base_url=f"{lenient.url}/v1", api_key="None", max_retries=0)
-    asked: dict[str, Any] = {"model": MODEL, "messages": FRANCE, "max_tokens": 1}
-    body = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
-    usage = client.chat.completions.create(**asked, extra_body=body).usage
-    assert usage is not None
-    plain = {"prompt": FRANCE[0]["content"], "add_special_tokens": False}
-    assert usage.prompt_tokens == lenient.post("/tokenize", plain).json()["count"]
-    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(**asked, extra_body={"chat_template": endless})
-    assert refused.value.param == "chat_template"
-    assert client.chat.completions.create(**asked).choices
-
-
-@pytest.mark.long
-def test_a_server_may_tell_the_usage_of_every_stream_that_does_not_say(lenient: ServerProcess, client: openai.OpenAI) -> None:
-    def usages(asked: openai.OpenAI, **options: Any) -> list[bool]:
-        """Of a chat and a completion: whether the last chunk is the usage, and no other has any."""
-        streams: list[Any] = [
-            asked.chat.completions.create(model=MODEL, messages=FRANCE, max_tokens=2, stream=True, **options),
-            asked.completions.create(model=MODEL, prompt="x", max_tokens=2, stream=True, **options),
-        ]
-        told = [[chunk.usage is not None for chunk in stream] for stream in streams]
-        assert not any(any(each[:-1]) for each in told)
-        return [each[-1] for each in told]
-
-    telling = openai.OpenAI(base_url=f"{lenient.url}/v1", api_key="None", max_retries=0)
-    assert usages(telling) == usages(telling, stream_options={}) == usages(client, stream_options={"include_usage": True}) == [True, True]
-    assert usages(telling, stream_options={"include_usage": False}) == usages(client) == [False, False]

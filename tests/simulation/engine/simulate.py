@@ -190,7 +190,6 @@ def draw_limits(rng: random.Random) -> EngineLimits:
         scheduling_rules=rng.choice(("fair", "fair", "sglang")),
         radix=rng.random() < 0.8,
         conservativeness=rng.choice((0.1, 0.5, 1.0)),
-        continuous_decodes=rng.choice((1, 1, 3)),
         mixed=not drafts and rng.random() < 0.4,
         overlap=overlap,
         draft_tokens=drafts,

@@ -26,9 +26,6 @@ START_LIMIT_S = 90.0
 ADDRESS = re.compile(r"Listening on (http://[\d.]+:\d+)")
 MODEL = "tiny"  # the name under which every test server serves
 SECOND_NAME = "second-name"  # of the shared server
-MAX_FILE_BYTES = 3 << 20
-MAX_BATCH_FILE_BYTES = 2 << 20
-MAX_BATCH_REQUESTS = 6000
 PROGRAM = ("-m", "banyan_runtime")
 READY = "The server is fired up and ready to roll!"
 DEADLINE_S = 4.0  # a `slowed` engine gives the first token of a long answer long before it, and the last long after
@@ -225,8 +222,6 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory, tiny_chat: Path, sto
     flags = (
         "--served-model-name", MODEL, SECOND_NAME, "--dtype", "float32", "--reasoning-parser", "qwen3", "--enable-embeddings",
         "--json-model-override-args", '{"is_matryoshka": true}', "--chunked-prefill-size", "64", "--file-storage-path", str(storage),
-        "--max-file-bytes", str(MAX_FILE_BYTES), "--max-batch-file-bytes", str(MAX_BATCH_FILE_BYTES),
-        "--max-batch-requests", str(MAX_BATCH_REQUESTS),
     )  # fmt: skip
     server = ServerProcess(tiny_chat, tmp_path_factory.mktemp("server") / "server.log", *flags)
     try:

@@ -130,7 +130,7 @@ class Order:
             turns = 0 if self._online_prefill else self._barred[1] + self._stepped
         self._online_prefill = self._stepped = False
         self._barred = None if barred is None else (barred, turns)
-        bound = max(limits.continuous_decodes, GATHERING_STEPS) + 2 * limits.overlap
+        bound = GATHERING_STEPS + 2 * limits.overlap
         assert turns <= bound, f"{barred} is online, and background has what it needs"
 
     @property

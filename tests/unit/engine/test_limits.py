@@ -39,9 +39,8 @@ def test_a_context_or_a_pool_in_which_nothing_runs_is_refused_by_its_own_name(si
     limits_of(info=replace(INFO, **dict.fromkeys(sizes, 16)))  # type: ignore[arg-type]
 
 
-def test_a_step_stays_in_flight_on_a_gpu_unless_it_is_told_not_to_and_never_on_a_cpu() -> None:
+def test_a_step_stays_in_flight_on_a_gpu_and_never_on_a_cpu() -> None:
     assert limits_of().overlap
-    assert not limits_of("--disable-overlap-schedule").overlap
     assert not limits_of(info=replace(INFO, device="cpu")).overlap
 
 
@@ -67,16 +66,15 @@ def test_the_default_number_of_running_requests_follows_the_pool() -> None:
 def test_options_reach_the_engine() -> None:
     limits = limits_of(
         "--schedule-policy", "lpm", "--scheduling-rules", "sglang", "--disable-radix-cache", "--schedule-conservativeness", "0.5",
-        "--num-continuous-decode-steps", "3", "--max-queued-requests", "7", "--page-size", "16", "--max-prefill-tokens", "99",
+        "--max-queued-requests", "7", "--page-size", "16", "--max-prefill-tokens", "99",
     )  # fmt: skip
     assert (limits.policy, limits.scheduling_rules, limits.radix, limits.conservativeness) == ("lpm", "sglang", False, 0.5)
-    assert (limits.continuous_decodes, limits.max_queued, limits.page_size, limits.max_prefill_tokens) == (3, 7, 16, 99)
+    assert (limits.max_queued, limits.page_size, limits.max_prefill_tokens) == (7, 16, 99)
 
 
-def test_the_tokens_that_may_wait_follow_the_context_and_the_option() -> None:
+def test_the_tokens_that_may_wait_follow_the_context() -> None:
     assert limits_of().max_queued_tokens == 16 << 20
     assert limits_of(info=replace(INFO, context_len=1 << 20)).max_queued_tokens == 64 << 20
-    assert limits_of("--max-queued-tokens", "5000").max_queued_tokens == 5000
 
 
 def test_the_front_is_told_the_same_limit_that_the_engine_checks() -> None:

@@ -69,20 +69,6 @@ def test_longest_prefix_match_starves_nobody() -> None:
     assert batches > OVERDUE_BATCHES
 
 
-@pytest.mark.parametrize("rules", ["fair", "sglang"])
-def test_decode_steps_may_run_in_a_row_before_prompts_are_looked_at(rules: str) -> None:
-    session = Session(limits(continuous_decodes=5, scheduling_rules=rules))
-    session.submit([1], 40)
-    session.turn()
-    session.turn()
-    for number in range(3):
-        session.submit([2 + number], 40)
-        for _ in range(6):
-            session.turn()
-    kinds = "".join(phase[0] for phase, _, _ in session.runner.log)
-    assert kinds.startswith("pdddddpdddddpdddddp")
-
-
 @pytest.mark.parametrize(("rules", "kinds"), [("fair", "pdpdpddddd"), ("sglang", "pppppddddd")])
 def test_arrivals_stop_running_requests_for_a_step_at_most(rules: str, kinds: str) -> None:
     """Those who arrive meanwhile share the next step of prompts."""

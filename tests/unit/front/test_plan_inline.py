@@ -39,7 +39,7 @@ class Worker:
 
 
 def pool_of(worker: Worker, planner: Planner, served: int = 0) -> WorkerPool:
-    pool = WorkerPool(worker, timeout_s=30)
+    pool = WorkerPool(worker)
     pool.plan_inline(planner, lambda: served)
     return pool
 

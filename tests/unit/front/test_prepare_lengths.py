@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from banyan_runtime import wire
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.plan import Endpoint
 from banyan_runtime.front.prepare.planner import Planner
@@ -61,14 +60,6 @@ def test_a_long_prompt_of_few_tokens_is_tokenized_whole(planner: Planner, encode
     made = completion(planner, prompt=text, max_tokens=1)
     assert made.requests[0].prompt_tokens >= 1900
     assert encoded[-1] == len(text)
-
-
-def test_of_a_long_prompt_that_may_be_cut_the_beginning_is_kept(tiny_chat: Path, planner: Planner) -> None:
-    cut = planner_of(tiny_chat, allow_auto_truncate=True)
-    text = "one two three " * 5000
-    tokenizer = cut._served.text.needed_tokenizer
-    whole = tokenizer.encode(text, add_special_tokens=True)
-    assert completion(cut, prompt=text, max_tokens=1).requests[0].token_ids == wire.pack_ids(whole[: cut._served.info.max_req_input_len])
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,15 @@ from tests.unit.front.support import engine_info
 INFO = engine_info(vocab_size=100, context_len=64, max_model_len=64, max_req_input_len=58)
 
 
-def fitted(
-    length: int, asked: int | None, default: int | None = None, info: wire.EngineInfo = INFO, truncate: bool = False
-) -> tuple[int, int]:
-    ids, max_new = fit([1] * length, asked, default, info, "messages", truncate=truncate)
-    return len(ids), max_new
+def fitted(length: int, asked: int | None, default: int | None = None, info: wire.EngineInfo = INFO) -> int:
+    return fit(length, asked, default, info, "messages")
 
 
 def test_without_a_limit_the_rest_of_the_context_is_there() -> None:
-    assert fitted(10, None) == (10, 54)
-    assert fitted(10, None, default=16) == (10, 16)
-    assert fitted(57, None, default=16) == (57, 7)
-    assert fitted(10, 54) == (10, 54)
+    assert fitted(10, None) == 54
+    assert fitted(10, None, default=16) == 16
+    assert fitted(57, None, default=16) == 7
+    assert fitted(10, 54) == 54
 
 
 @pytest.mark.parametrize(
@@ -41,22 +38,16 @@ def test_what_does_not_fit_is_refused_with_the_numbers(length: int, asked: int |
 
 def test_what_the_memory_holds_is_promised_and_not_the_models_context() -> None:
     small = engine_info(vocab_size=100, context_len=64, max_model_len=20, max_req_input_len=15)
-    assert fitted(10, None, info=small) == (10, 10)
+    assert fitted(10, None, info=small) == 10
     with pytest.raises(ApiError, match="20 ") as raised:
         fitted(10, 11, info=small)
     assert raised.value.code == "context_length_exceeded"
 
 
-def test_a_prompt_is_cut_only_where_the_operator_allows_it() -> None:
-    assert fitted(100, 4, truncate=True) == (58, 4)
-
-
 def test_a_prompt_as_long_as_the_context_may_be_scored_and_leaves_no_room_for_output() -> None:
     whole = engine_info(vocab_size=100, context_len=64, max_model_len=64, max_req_input_len=64)
-    assert fitted(64, 0, info=whole) == (64, 0)
-    assert fitted(63, 1, info=whole) == (63, 1)
-    assert fitted(70, 0, info=whole, truncate=True) == (64, 0)
-    assert fitted(70, None, info=whole, truncate=True) == (63, 1)
+    assert fitted(64, 0, info=whole) == 0
+    assert fitted(63, 1, info=whole) == 1
     for length, asked in ((65, 0), (64, 1), (64, None)):
         with pytest.raises(ApiError, match="64 ") as raised:
             fitted(length, asked, info=whole)

@@ -26,6 +26,7 @@ from tests.unit.front.support import engine_info
         ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role", "must be one of"),
         ({"stop_regex": "a+"}, "stop_regex", "use stop"),
         ({"guided_choice": ["a"]}, "guided_choice", "use structured_outputs"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template", "Unsupported parameter"),
         ({"web_search_options": {}}, "web_search_options", "Unsupported parameter"),
         ({"min_tokens": 10**30}, "min_tokens", "min_tokens must be at most"),
         ({"min_tokens": 6, "max_completion_tokens": 5}, "min_tokens", "at most max_completion_tokens=5, got 6"),

@@ -142,13 +142,6 @@ def test_every_endpoint_with_tools_names_those_that_are_not_shown(tiny_chat: Pat
     assert ignored("tokenize", {"messages": USER, "tools": [TOOL], "nonsense": 1}) == ("tools", "nonsense")
 
 
-def test_a_template_of_a_request_is_judged_by_itself(tiny_chat: Path) -> None:
-    trusting = planner_of(tiny_chat, trust_request_chat_template=True)
-    assert chat(trusting, tools=[TOOL]).envelope.ignored == ()
-    assert chat(trusting, tools=[TOOL], chat_template=CHATML).envelope.ignored == ("tools",)
-    assert chat(trusting, tools=[TOOL], chat_template="{{ tools }}" + CHATML).envelope.ignored == ()
-
-
 def test_of_very_many_fields_without_effect_the_first_are_named() -> None:
     """Proxies pass on headers of 4 or 8 KB, all of them together."""
     (value,) = ignored([f"tools[{index}].function.parameters" for index in range(128)]).values()

@@ -96,7 +96,6 @@ def test_the_models_own_defaults_fill_the_openai_routes_alone(tmp_path: Path) ->
     assert loaded.openai == {"temperature": 0.7, "top_k": 40, "presence_penalty": 1}
     assert loaded.native == {"top_k": 40, "presence_penalty": 1}
     assert loaded.eos_ids == {2, 5, 6}
-    assert defaults(tmp_path, generation, sampling_defaults="neutral").openai == {}
 
 
 def test_without_generation_config_the_end_token_of_the_model_counts(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ async def test_a_process_that_stands_still_while_it_loads_is_replaced(tiny_chat:
 async def test_workers_that_end_while_the_server_warms_up_are_replaced(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fork_server = fork_server_of(tiny_chat)
     await fork_server.start()
-    pool = WorkerPool(fork_server, timeout_s=30)
+    pool = WorkerPool(fork_server)
     try:
         greeted, left = fork_server._greeted, 5
 
@@ -188,7 +188,7 @@ async def test_a_warm_up_without_any_worker_says_why(tiny_chat: Path, monkeypatc
     monkeypatch.setattr("banyan_runtime.front.prepare.fork_server.AGAIN_AFTER_S", (60.0,))
     fork_server = fork_server_of(tiny_chat)
     await fork_server.start()
-    pool = WorkerPool(fork_server, timeout_s=30)
+    pool = WorkerPool(fork_server)
     try:
         fork_server.serve(INFO)
         os.kill(fork_server.pid, signal.SIGKILL)

@@ -357,10 +357,8 @@ def test_packed_and_plain_layers_agree() -> None:
         torch.testing.assert_close(packed, plain, rtol=1e-5, atol=1e-4)
 
 
-def test_a_row_with_nan_fails_alone_and_leaves_no_trace_in_the_pages_it_held(
-    tiny_model: Models, seen: Seen, caplog: pytest.LogCaptureFixture
-) -> None:
-    runner = tiny_model("llama").load(page_size=16, max_total_tokens=96, enable_nan_detection=True)
+def test_a_row_with_nan_fails_alone_and_leaves_no_trace_in_the_pages_it_held(tiny_model: Models, seen: Seen) -> None:
+    runner = tiny_model("llama").load(page_size=16, max_total_tokens=96)
     Driver(runner, rows=2, context=64, page_size=16).run(requests([32, 30]))
     expected = {key: value for key, value in seen.take().items() if key[0] == 1}
 
@@ -371,7 +369,6 @@ def test_a_row_with_nan_fails_alone_and_leaves_no_trace_in_the_pages_it_held(
     result = runner.launch(driver.build([(bad, 32), (good, 30)])).result()
     assert result.failed.tolist() == [True, False]
     assert result.token_ids[0] == -1
-    assert any("row 0" in message and "position 32" in message for message in caplog.messages)
     assert torch.equal(seen.take()[1, 30], expected[1, 30])
 
     first, second = driver.table[0, [0, 16]] // 16

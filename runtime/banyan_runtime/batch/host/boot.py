@@ -13,9 +13,6 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...]
     endpoints: tuple[str, ...]  # paths that lines may name
     max_running: int | None  # requests that the engine computes at once
-    max_file_bytes: int
-    max_batch_file_bytes: int
-    max_batch_requests: int
     follows: bool = False  # another host that has worked with this storage since the server began
     log_level: str
     log_format: str

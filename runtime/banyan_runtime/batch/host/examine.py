@@ -27,7 +27,7 @@ class Rules:
 
     endpoint: str
     models: tuple[str, ...]
-    max_lines: int
+    max_lines: int = 50_000
 
 
 @dataclass(frozen=True, slots=True)

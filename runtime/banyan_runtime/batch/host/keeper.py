@@ -87,7 +87,6 @@ class Keeper:
         *,
         owner: str,
         models: tuple[str, ...],
-        max_lines: int,
         tally: Tally | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -97,7 +96,6 @@ class Keeper:
         self._runner = runner
         self._owner = owner
         self._models = models
-        self._max_lines = max_lines
         self._tally = tally or Tally()
         self._clock = clock
         self._looks: dict[str, Look] = {}
@@ -240,7 +238,7 @@ class Keeper:
 
     async def _examine(self, look: Look) -> None:
         batch = look.held.document
-        rules = Rules(batch.endpoint, self._models, self._max_lines)
+        rules = Rules(batch.endpoint, self._models)
         loop = asyncio.get_running_loop()
         async with self._beating(look):
             found = await loop.run_in_executor(self._examining, examine, self._storage.store, batch.input, rules)

@@ -25,7 +25,7 @@ from banyan_runtime.batch.host.files import Files
 from banyan_runtime.batch.host.keeper import Keeper
 from banyan_runtime.batch.host.refusals import is_full
 from banyan_runtime.batch.host.reserve import Reserve
-from banyan_runtime.batch.host.routes import HEAD_LINE_BYTES, Limits, Routes
+from banyan_runtime.batch.host.routes import HEAD_LINE_BYTES, LIMITS, Limits, Routes
 from banyan_runtime.batch.host.runner import Runner
 from banyan_runtime.batch.host.running import BatchRunner
 from banyan_runtime.batch.host.shelf import Storage
@@ -47,7 +47,7 @@ PATIENCE_S: Final = 20.0  # clients wait for what is read and written here
 class Host:
     """The parts of one host, over any runner."""
 
-    def __init__(self, boot: Boot, storage: Storage, runner: Runner, tally: Tally | None = None) -> None:
+    def __init__(self, boot: Boot, storage: Storage, runner: Runner, tally: Tally | None = None, limits: Limits = LIMITS) -> None:
         self.batches = Batches(storage)
         self.files = Files(storage, self.batches.inputs)
         self.keeper = Keeper(
@@ -57,10 +57,8 @@ class Host:
             runner,
             owner=identity.own_name(),
             models=boot.models,
-            max_lines=boot.max_batch_requests,
             tally=tally,
         )
-        limits = Limits(boot.max_file_bytes, boot.max_batch_file_bytes)
         self.app = Routes(storage, self.files, self.batches, self.keeper, limits, boot.endpoints).app()
 
 

@@ -39,7 +39,10 @@ class Limits:
     batch_bytes: int
 
     def of(self, purpose: str | None) -> int:
-        return min(self.file_bytes, self.batch_bytes) if purpose == "batch" else self.file_bytes
+        return self.batch_bytes if purpose == "batch" else self.file_bytes
+
+
+LIMITS: Final = Limits(file_bytes=512 << 20, batch_bytes=200 << 20)
 
 
 class Routes:

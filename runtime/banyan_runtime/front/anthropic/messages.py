@@ -39,7 +39,7 @@ def _start(context: Context, arrival: Arrival, plan: ChatPlan) -> Answer:
     message_id = f"msg_{uuid.uuid4().hex[:24]}"
     call = Call(endpoint="messages", streaming=plan.envelope.stream, received=arrival.received, key=arrival.key)
     start = Start(context, call, plan.requests, [message_id], plan.envelope.ignored)
-    head = _Head(message_id, plan.envelope.model, plan.requests[0].prompt_tokens, context.config.enable_cache_report)
+    head = _Head(message_id, plan.envelope.model, plan.requests[0].prompt_tokens)
     name_call = call_names(plan.requests[0].tools)
     if plan.envelope.stream:
         return Streamed(start, _Writer(head, name_call))
@@ -60,10 +60,9 @@ class _Head:
     id: str
     model: str
     prompt_tokens: int
-    cache_report: bool
 
     def message(self, content: list[Json], stop: Json, end: Finished | None, output_tokens: int) -> Json:
-        cached = 0 if end is None or not self.cache_report else min(end.cached_tokens, self.prompt_tokens)
+        cached = 0 if end is None else min(end.cached_tokens, self.prompt_tokens)
         usage: Json = {
             "input_tokens": self.prompt_tokens - cached,
             "output_tokens": output_tokens,

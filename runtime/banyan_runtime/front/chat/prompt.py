@@ -83,7 +83,7 @@ def render(template: ChatTemplate | None, messages: Sequence[ChatMessage], optio
         prompt = _rendered(template, turns, options)
     except TemplateError as error:
         if (told := _told(template, turns, options)) is None:
-            raise ApiError(400, f"The chat template failed: {error}", param=template.param) from error
+            raise ApiError(400, f"The chat template failed: {error}", param="messages") from error
         prompt = told
     unshown = [name for name, given in options.fields.items() if given and name in template.unread]
     return replace(prompt, unshown=(*unshown, *unread[:MAX_UNREAD]))

@@ -39,9 +39,8 @@ class ChatTemplate:
     Raises TemplateError when `source` is no valid template.
     """
 
-    def __init__(self, source: str, tokens: Mapping[str, str], guard: Guard = nullcontext, param: str = "messages") -> None:
+    def __init__(self, source: str, tokens: Mapping[str, str], guard: Guard = nullcontext) -> None:
         self.source = source
-        self.param = param  # the request's field to be named when it fails
         self.guard = guard
         self.tokens = dict(tokens)  # bos_token, eos_token …
         self.limits = Limits(source, self._probed)

@@ -32,7 +32,7 @@ def _start(context: Context, arrival: Arrival, plan: ChatPlan) -> Answer:
     identity = Identity.of(context, arrival, envelope, "chatcmpl-")
     call = Call(endpoint="chat", streaming=envelope.stream, received=arrival.received, key=arrival.key)
     start = Start(context, call, plan.requests, [identity.id] * len(plan.requests), envelope.ignored)
-    usage, logprobs = Usage(context, plan), _Logprobs(text.needed_tokenizer, plan)
+    usage, logprobs = Usage(plan), _Logprobs(text.needed_tokenizer, plan)
     eos_ids = text.defaults.eos_ids.union(plan.turn_end)
     tools = plan.requests[0].tools
     name_call, calls_only = call_names(tools), tools is not None and tools.required

@@ -30,7 +30,7 @@ def _start(context: Context, arrival: Arrival, plan: CompletionPlan) -> Answer:
     identity = Identity.of(context, arrival, envelope, "cmpl-")
     call = Call(endpoint="completions", streaming=envelope.stream, received=arrival.received, key=arrival.key)
     start = Start(context, call, plan.requests, [identity.id] * len(plan.requests), envelope.ignored)
-    usage, eos_ids = Usage(context, plan), text.defaults.eos_ids
+    usage, eos_ids = Usage(plan), text.defaults.eos_ids
     echoes = plan.echoes
     columns = [_Columns(text.needed_tokenizer, plan, index) for index in range(len(plan.requests))]
     each, kept = plan.choices_per_prompt, plan.kept or plan.choices_per_prompt

@@ -42,6 +42,7 @@ _UNSUPPORTED: Final[Neutral] = {
     "return_prompt_token_ids": _OFF,
     "return_meta_info": _OFF,
     "web_search_options": (False,),
+    "chat_template": _OFF,
 }
 """Fields that ask for something this server does not have, with the values that ask for nothing."""
 CHAT_UNSUPPORTED: Final[Neutral] = _UNSUPPORTED
@@ -51,7 +52,6 @@ COMPLETION_UNSUPPORTED: Final[Neutral] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "documents": _OFF,
-    "chat_template": _OFF,
 }
 
 SILENT: Final[frozenset[str]] = frozenset(COMPLETION_UNSUPPORTED)
@@ -64,7 +64,7 @@ TIERS: Final[dict[str, int]] = {"flex": -1, "priority": 1}
 
 
 class StreamOptions(RequestModel):
-    include_usage: bool | None = None  # None: as the server has it
+    include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
@@ -140,7 +140,6 @@ EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 class ChatRequest(GenerationRequest):
     messages: Annotated[list[ChatMessage], FIRST_PROBLEM]
     max_completion_tokens: Int | None = None
-    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     separate_reasoning: bool = True
     stream_reasoning: bool = True

@@ -49,26 +49,22 @@ def end_fields(end: Finished, eos_ids: frozenset[int], *, calls: bool = False) -
 class Usage:
     """Tokens of a whole request: each prompt once, however many choices it has."""
 
-    def __init__(self, context: Context, plan: ChatPlan | CompletionPlan) -> None:
+    def __init__(self, plan: ChatPlan | CompletionPlan) -> None:
         self._choices = plan.choices_per_prompt
         self._prompts = [request.prompt_tokens for request in plan.requests]  # of each sequence
-        self._cache_report = context.config.enable_cache_report
 
     def of(self, ends: Sequence[tuple[Finished, int]]) -> dict[str, Any]:
         """The numbers of all sequences: (end, completion tokens), in their order."""
         prompt, completion = sum(self._prompts[:: self._choices]), sum(tokens for _, tokens in ends)
-        details = None
-        if self._cache_report:
-            # Of several choices the later ones find the prompt in the cache that the first one filled.
-            cached = [end.cached_tokens for end, _ in ends]
-            firsts = [min(cached[start : start + self._choices]) for start in range(0, len(cached), self._choices)]
-            details = {"cached_tokens": sum(firsts)}
+        # Of several choices the later ones find the prompt in the cache that the first one filled.
+        cached = [end.cached_tokens for end, _ in ends]
+        firsts = [min(cached[start : start + self._choices]) for start in range(0, len(cached), self._choices)]
         thought = [end.reasoning_tokens for end, _ in ends if end.reasoning_tokens is not None]
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": details,
+            "prompt_tokens_details": {"cached_tokens": sum(firsts)},
             "completion_tokens_details": {"reasoning_tokens": sum(thought)} if thought else None,
         }
 

@@ -36,15 +36,14 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
     params = resolve(asked, text.defaults.openai, text.defaults.eos_ids | text.turn_end_ids, served.info.vocab_size)
     _ = text.needed_tokenizer  # the clearer error comes first
     choice = choice_of(asked.tool_choice, asked.tools)
-    template, variables = served.templates.of(asked.chat_template, asked.template_variables())
     options = ChatOptions(
         add_generation_prompt=asked.add_generation_prompt is not False,
         continue_final_message=asked.continue_final_message,
-        variables=variables,
+        variables=asked.template_variables(),
         tools=_shown(body, choice),
         documents=asked.documents,
     )
-    prompt = render(template, asked.messages, options)
+    prompt = render(text.template, asked.messages, options)
     output = output_of(served, asked, choice, prompt.opening)
     frame = Frame(
         param="messages",

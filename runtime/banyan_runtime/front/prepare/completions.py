@@ -98,7 +98,7 @@ def _prompts(given: str | list[Any]) -> Sequence[str | list[int]]:
 
 def _echo(served: Served, prompt: str | list[int], request: GenerateRequest) -> str:
     """A prompt as echo repeats it: as it was written, or what its ids say."""
-    if isinstance(prompt, str) and not served.config.allow_auto_truncate:
+    if isinstance(prompt, str):
         return prompt
     return served.text.needed_tokenizer.decode(wire.unpack_ids(request.token_ids).tolist(), skip_special_tokens=False)
 

@@ -109,7 +109,8 @@ def ids_of(served: Served, asked: VectorRequest, given: Input, room: int = 0) ->
     if not ids:
         raise invalid(param, f"Input cannot be empty: '{param}' makes no tokens.", "empty_array")
     check_ids(ids, served.info, param)
-    return fit(ids, room, None, served.info, param, truncate=served.config.allow_auto_truncate)[0]
+    fit(len(ids), room, None, served.info, param)
+    return ids
 
 
 def pooled(served: Served, embedding: Embedding, asked: VectorRequest, given: Input) -> GenerateRequest:

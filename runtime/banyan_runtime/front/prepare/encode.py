@@ -13,13 +13,10 @@ BORDER: Final = 1024  # tokens at the cut through a text that may not be those o
 
 
 def encode(served: Served, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-    """Token ids of one prompt; with --allow-auto-truncate perhaps those of its beginning alone, more than fit.
-
-    Raises ApiError context_length_exceeded, and where no tokenizer is loaded.
-    """
+    """Token ids of one prompt. Raises ApiError context_length_exceeded, and where no tokenizer is loaded."""
     info = served.info
     ids, certain = beginning(served.text.needed_tokenizer, text, info.max_req_input_len, add_special_tokens=add_special_tokens)
-    if certain < len(ids) and not served.config.allow_auto_truncate:
+    if certain < len(ids):
         raise too_long(certain, info, param, "at least ")
     return ids
 

@@ -25,7 +25,7 @@ def begin(served: Served, asked: GenerationRequest, unsupported: Neutral) -> Env
         own_id=own_id or None,
         own_id_param=param,
         stream=asked.stream,
-        include_usage=served.config.stream_response_default_include_usage if options.include_usage is None else options.include_usage,
+        include_usage=options.include_usage,
         continuous_usage=options.continuous_usage_stats,
         ignored=asked.without_effect(),
         tier=_tier(served, asked),

@@ -22,7 +22,6 @@ from banyan_runtime.front.prepare.native import plan_generate
 from banyan_runtime.front.prepare.responses import answer_input_tokens, answer_previous, plan_response
 from banyan_runtime.front.prepare.scoring import plan_rerank, plan_score
 from banyan_runtime.front.prepare.sequences import Served
-from banyan_runtime.front.prepare.templates import Templates
 from banyan_runtime.front.prepare.tokenize import answer_detokenize, answer_tokenize
 from banyan_runtime.front.text.text import Text
 
@@ -61,8 +60,7 @@ class Planner:
     def __init__(self, config: ServerConfig, text: Text, info: wire.EngineInfo, constraints: Constraints | None = None) -> None:
         """Without `constraints` no output can be held to a grammar."""
         self.constraints = constraints or Constraints(None)
-        self.templates = Templates(config, text)
-        self._served = Served(config, text, info, self.constraints, self.templates)
+        self._served = Served(config, text, info, self.constraints)
 
     def plan(self, endpoint: Endpoint, body: Body, request_id: str) -> Plan:
         """Raises ApiError for whatever is wrong with the request."""

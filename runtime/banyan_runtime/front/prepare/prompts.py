@@ -26,10 +26,8 @@ def check_ids(ids: Sequence[int], info: wire.EngineInfo, param: str) -> None:
         raise invalid(param, f"Token id {shown(wrong)} is out of vocabulary (0 to {info.vocab_size - 1}).")
 
 
-def fit(
-    ids: list[int], asked: int | None, default: int | None, info: wire.EngineInfo, param: str, *, truncate: bool, limit: str = ""
-) -> tuple[list[int], int]:
-    """The prompt that is computed, and how many tokens may follow it.
+def fit(length: int, asked: int | None, default: int | None, info: wire.EngineInfo, param: str, *, limit: str = "") -> int:
+    """How many tokens may follow a prompt of so many.
 
     `asked` is the request's own limit, `default` (None: the rest of the context) what holds without one. Raises ApiError
     context_length_exceeded; the wording is matched by clients. `limit`: the field that `asked` comes from, which is at fault where no
@@ -37,14 +35,11 @@ def fit(
     """
     longest = info.max_model_len
     beside = 0 if asked == 0 else 1  # without a limit of its own a request wants a token at least
-    if truncate:
-        ids = ids[: min(info.max_req_input_len, longest - beside)]
-    length = len(ids)
     if length > info.max_req_input_len or length + beside > longest:
         raise too_long(length, info, param)
     room = longest - length
     if asked is None:
-        return ids, room if default is None else min(default, room)
+        return room if default is None else min(default, room)
     if asked > room:
         raise _exceeded(
             f"This model's maximum context length is {longest} tokens. However, you requested {shown(length + asked)} tokens "
@@ -52,7 +47,7 @@ def fit(
             limit if limit and asked > longest else param,
             beside=[param],
         )
-    return ids, asked
+    return asked
 
 
 def too_long(length: int, info: wire.EngineInfo, param: str, about: str = "") -> ApiError:

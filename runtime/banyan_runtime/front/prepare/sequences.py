@@ -15,7 +15,6 @@ from banyan_runtime.front.parsing import shown
 from banyan_runtime.front.plan import GenerateRequest, ReasoningStart, ToolUse
 from banyan_runtime.front.prepare.constraints import Constraints
 from banyan_runtime.front.prepare.prompts import check_ids, fit
-from banyan_runtime.front.prepare.templates import Templates
 from banyan_runtime.front.sampling import SamplingParams
 from banyan_runtime.front.text.text import Text
 
@@ -35,7 +34,6 @@ class Served:
     text: Text
     info: wire.EngineInfo
     constraints: Constraints
-    templates: Templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +82,8 @@ def sequences(
     if not ids:
         raise invalid(frame.param, f"Prompt cannot be empty: '{frame.param}' makes no tokens.", "empty_array")
     check_ids(ids, info, frame.param)
-    limit, default, truncate = params.max_tokens_name, frame.default_max_tokens, config.allow_auto_truncate
-    ids, max_new = fit(ids, params.max_tokens, default, info, frame.param, truncate=truncate, limit=limit)
+    limit, default = params.max_tokens_name, frame.default_max_tokens
+    max_new = fit(len(ids), params.max_tokens, default, info, frame.param, limit=limit)
     packed = wire.pack_ids(ids)
     logprobs = scores.request(len(ids), max_new)
     late = frame.reasoning in ("reasoning", "optional")  # the client's stop tokens count behind that, which the engine cannot see

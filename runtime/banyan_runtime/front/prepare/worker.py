@@ -48,7 +48,6 @@ class Worker:
         self._body_bytes = 0
         if template is not None:
             template.guard = self._rendering
-        planner.templates.guard = self._rendering
         planner.constraints.guard = self._trying
 
     def run(self) -> None:

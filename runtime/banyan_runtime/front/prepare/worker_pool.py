@@ -22,10 +22,11 @@ from banyan_runtime.front.prepare.worker_client import WorkerClient, WorkerGone,
 log = logging.getLogger("banyan")
 
 WORKERS: Final = 3
+PLAN_S: Final = 30.0
 MOST_WORKERS: Final = 8
 LARGE_BYTES: Final = 65_536  # of a body; one worker is kept free of such requests, and of those that may bring a grammar
 GRAMMARS: Final = re.compile(
-    rb'"(?:response_format|regex|ebnf|json_schema|structural_tag|structured_outputs|guided_[a-z]+|output_config|tool_choice|strict)"'
+    rb'"(?:response_format|regex|ebnf|json_schema|structural_tag|structured_outputs|output_config|tool_choice|strict)"'
     rb"|\\u00[4-7]"  # a letter of such a name, written so that it is not found
 )
 MAX_WAITING: Final = 2048
@@ -149,7 +150,7 @@ def workers_for(cores: int) -> int:
 class WorkerPool(Preparer):
     """`workers` processes, forked from one that has loaded the model's text files."""
 
-    def __init__(self, forks: Forks, *, timeout_s: float, workers: int = WORKERS) -> None:
+    def __init__(self, forks: Forks, *, timeout_s: float = PLAN_S, workers: int = WORKERS) -> None:
         self._forks = forks
         self._timeout_s = timeout_s
         self._slots = [_Slot() for _ in range(workers)]

@@ -30,11 +30,10 @@ class GenerationDefaults:
         """From generation_config.json, or the end token of config.json, and --preferred-sampling-params."""
         generation = read_object_if_any(folder / "generation_config.json")
         preferred = _preferred(config.preferred_sampling_params)
-        names = () if config.sampling_defaults == "neutral" else FROM_MODEL
-        model = {name: value for name in names if (value := generation.get(name)) is not None}
+        model = {name: value for name in FROM_MODEL if (value := generation.get(name)) is not None}
         for name, value in model.items():
             if (problem := _problem(name, value)) is not None:
-                raise ModelError(f"{folder / 'generation_config.json'}: {problem}; correct it or use --sampling-defaults neutral")
+                raise ModelError(f"{folder / 'generation_config.json'}: {problem}; correct it")
         ids = set(token_ids(generation, "eos_token_id", str(folder / "generation_config.json")))
         if "eos_token_id" not in generation:
             ids |= token_ids(read_object_if_any(folder / "config.json"), "eos_token_id", str(folder / "config.json"))

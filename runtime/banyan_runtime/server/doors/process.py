@@ -87,7 +87,7 @@ class Door:
         folder = None if opening.tokenizer_dir is None else Path(opening.tokenizer_dir)
         context.text = await on_thread(Text.load, self._config, Path(opening.model_dir), folder, None, opening.tokenizer)
         forks = DistantForks(self._ask_for_worker, self._on_unforked)
-        pool = WorkerPool(forks, timeout_s=self._config.prepare_timeout, workers=opening.workers)
+        pool = WorkerPool(forks, workers=opening.workers)
         pool.on_lack = self._on_lack
         for raw in heard:
             self._hear(messages.to_door.decode(raw))

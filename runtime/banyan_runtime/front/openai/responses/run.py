@@ -59,7 +59,7 @@ class Run:
         self._store = plan.store
         self._items = msgspec.Raw(plan.items)
         self._messages = plan.messages
-        self._usage = Usage(context, plan)
+        self._usage = Usage(plan)
         self._listeners: dict[Listener, None] = {}
         self.log = EventLog() if plan.background else None  # for those who come to listen later
         self.opening = self.assembly.begin()
