@@ -148,7 +148,7 @@ def _pairs(flag: str, words: Sequence[str]) -> dict[str, Path]:
 
 def _status(options: argparse.Namespace) -> int:
     from banyan_operator.local.errors import LocalError, NotRunningError
-    from banyan_operator.local.snapshot import Snapshot, only_running
+    from banyan_operator.local.state import Snapshot, only_running
 
     try:
         if options.wait:
@@ -179,7 +179,7 @@ def _wait(options: argparse.Namespace) -> int:
     """Show progress until what is waited for is there (0) or failed (1); 69 when the operator ends, 75 when time runs out."""
     from banyan_operator.local.errors import NotRunningError
     from banyan_operator.local.prospect import all_done, servers_ready
-    from banyan_operator.local.snapshot import Snapshot, only_running, state_home
+    from banyan_operator.local.state import Snapshot, only_running, state_home
     from banyan_operator.local.view import view_for
 
     over_when = servers_ready if options.wait == "ready" else all_done

@@ -2,9 +2,9 @@
 
     gather: World → decide: Plan → apply: Outcome → report: Report
 
-`reconcile.decide` and `reconcile.report` are pure functions. Two drivers build the `World`, carry the `Plan` out and write the
-`Report`: `cluster` on Kubernetes, `local` as processes on this machine. Objects are plain dicts in the form of the
-Kubernetes API, because that is what both drivers read and write.
+`reconcile.decide` and `reconcile.report` are pure functions. `cluster` builds the `World`, carries the `Plan` out and writes the
+`Report`. Objects are plain dicts in the form of the Kubernetes API, because that is what it reads and writes. Local mode takes only pod
+templates and diagnoses from here.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ class World:
     """Optional kinds (PodMonitor …) whose API this cluster does not have."""
     server: Manifest | None = None
     """For a BatchJob with serverRef: that InferenceServer as stored, or None if there is none."""
-    server_url: str | None = None
-    """For an InferenceServer its own base URL, for a BatchJob with serverRef that of the server's pods, as this driver resolves
-    Services. None: as the cluster's DNS does."""
     progress: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """For a running BatchJob: by the names of its pods, the body of GET /progress of each that answered."""
     readyz: Mapping[str, Any] | None = None
@@ -112,7 +109,7 @@ class Settings:
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     platform: Literal["cluster", "local"] = "cluster"
-    """Only decides which model sources exist: file:// is for local mode alone."""
+    """Which model sources exist (file:// is for local mode alone), and how to give what is missing."""
     namespace: str = ""
     """Where the operator itself runs: NetworkPolicies let it in. Empty in local mode."""
     listen: str = "0.0.0.0"

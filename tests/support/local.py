@@ -1,4 +1,4 @@
-"""Parts that several tests of local mode share: pods by hand, a fake clock, a stand-in for the runtime."""
+"""Parts that several tests of local mode share: a stand-in for the runtime, and operators as processes."""
 
 from __future__ import annotations
 
@@ -14,85 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-
-from banyan_operator.local.podlife import Action, Check, Kill, Pod, Start, Terminate
-
-
-class PodDriver:
-    """Leads a `Pod` by a fake clock: starts succeed at once, SIGTERM ends a container after `dies_after` s, probes are scripted."""
-
-    def __init__(self, spec: dict[str, Any], *, dies_after: float = 0.0, answers: dict[tuple[str, str], bool] | None = None) -> None:
-        self.now = 1_000_000.0
-        self.pod = Pod({"metadata": {"name": "p", "uid": "u"}, "spec": spec}, self.now)
-        self.log: list[tuple[float, str]] = []
-        self.dies_after = dies_after
-        self.answers = answers or {}
-        self._deaths: list[tuple[float, str, int]] = []
-        self.turn()
-
-    def turn(self) -> None:
-        """Do everything that is due now, with what follows from it."""
-        while True:
-            for death in sorted(self._deaths):
-                if death[0] <= self.now and self.pod[death[1]].running:
-                    self._deaths.remove(death)
-                    self.end(death[1], death[2])
-            actions = self.pod.turn(self.now)
-            if not actions:
-                return
-            for action in actions:
-                self._do(action)
-
-    def _do(self, action: Action) -> None:
-        match action:
-            case Start(name):
-                self._note(f"start {name}")
-                self.pod.runs(name, self.now, "process://1")
-            case Terminate(name):
-                self._note(f"term {name}")
-                self._deaths.append((self.now + self.dies_after, name, 143))
-            case Kill(name):
-                self._note(f"kill {name}")
-                self._deaths.append((self.now, name, 137))
-            case Check(name, kind):
-                self.pod.checked(name, kind, self.answers.get((name, kind), True), "said so", self.now)
-
-    def _note(self, text: str) -> None:
-        self.log.append((round(self.now - 1_000_000.0, 3), text))
-
-    def end(self, name: str, code: int) -> None:
-        self._note(f"{name} ends {code}")
-        self.pod.ended(name, code, "", self.now)
-        self._deaths = [death for death in self._deaths if death[1] != name]
-
-    def exits(self, name: str, code: int) -> None:
-        """The container's process ends by itself, now."""
-        self.end(name, code)
-        self.turn()
-
-    def pass_time(self, seconds: float) -> None:
-        """Let the clock run, stopping at everything that is due on the way."""
-        until = self.now + seconds
-        while True:
-            self.turn()
-            due = [at for at, _, _ in self._deaths]
-            if (next_due := self.pod.due()) is not None:
-                due.append(next_due)
-            at = max(self.now, min(due, default=until))
-            if at >= until:
-                break
-            self.now = at if at > self.now else self.now + 0.001
-        self.now = until
-        self.turn()
-
-    def starts(self, name: str) -> list[float]:
-        return [at for at, what in self.log if what == f"start {name}"]
-
-
-@pytest.fixture
-def lead_pod() -> type[PodDriver]:
-    return PodDriver
-
 
 STAND_IN = textwrap.dedent(
     """

@@ -285,6 +285,11 @@ class Accelerator(Model):
         default=None, description="Smallest nvidia.com/gpu.memory (MiB) accepted."
     )
 
+    @property
+    def text(self) -> str:
+        """`2 x nvidia.com/gpu`, or "" on CPU."""
+        return f"{self.count} x {self.resource_name}" if self.count else ""
+
 
 ResourceMap = Annotated[dict[str, Quantity], Field(max_length=16)]
 

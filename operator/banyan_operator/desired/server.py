@@ -28,7 +28,7 @@ def children(
     """
     live = tuple(live)
     names = Names.of(server)
-    revision = revisions.revision(server, settings, live, revisions.decided(server, live) or _template(server, settings, names))
+    revision = revisions.revision(server, settings, live, revisions.decided(server, live) or pod_template(server, settings))
     spec = server.spec
     found: list[Manifest] = []
     if spec.service_account_name is None:
@@ -37,8 +37,6 @@ def children(
         found.append(cache_claim(server, settings, names.cache_claim, spec.cache))
     found += [_service(server, settings), _pods_service(server, settings)]
     found += [*revision.records, deployment(server, settings, revision)]
-    if settings.platform == "local":  # there is nobody to act on the rest
-        return tuple(found)
     if spec.disruption.enabled and spec.replicas > 1:
         found.append(_disruption_budget(server, settings))
     if spec.network_policy.enabled:
@@ -75,8 +73,9 @@ def deployment(server: InferenceServer, settings: Settings, revision: Revision) 
     )
 
 
-def _template(server: InferenceServer, settings: Settings, names: Names) -> Manifest:
-    spec = server.spec
+def pod_template(server: InferenceServer, settings: Settings) -> Manifest:
+    """Of the pods that serve `server`. Raises SpecError when spec.podTemplate cannot be merged."""
+    spec, names = server.spec, Names.of(server)
     image = spec.runtime.image or settings.runtime_image
     container, mounts = serverpod.container(serverpod.of_server(server, names.cache_claim), image, settings)
     pod: Manifest = {

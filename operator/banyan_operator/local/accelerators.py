@@ -45,23 +45,19 @@ class Accelerators:
         self._free = list(devices)
         self._held: dict[str, dict[str, list[str]]] = {}
 
-    def assign(self, pod: Manifest) -> str | None:
+    def assign(self, pod: str, spec: Manifest) -> str | None:
         """Give every container of the pod its devices, all or none; if there are too few, the scheduler's words for it."""
-        uid = pod["metadata"]["uid"]
-        if uid in self._held:
-            return None
-        spec = pod["spec"]
         needs = {one["name"]: wanted(one) for one in (*spec.get("initContainers", ()), *spec["containers"])}
         total = sum(count for _, count in needs.values())
         if total > len(self._free):
             name = next(name for name, count in needs.values() if count)
             return f"0/1 nodes are available: 1 Insufficient {name}. This machine has {len(self._free)} free, the pod asks for {total}."
-        self._held[uid] = {name: [self._free.pop(0) for _ in range(count)] for name, (_, count) in needs.items()}
+        self._held[pod] = {name: [self._free.pop(0) for _ in range(count)] for name, (_, count) in needs.items()}
         return None
 
-    def of(self, pod_uid: str, container: str) -> list[str]:
-        return self._held.get(pod_uid, {}).get(container, [])
+    def of(self, pod: str, container: str) -> list[str]:
+        return self._held.get(pod, {}).get(container, [])
 
-    def release(self, pod_uid: str) -> None:
-        for devices in self._held.pop(pod_uid, {}).values():
+    def release(self, pod: str) -> None:
+        for devices in self._held.pop(pod, {}).values():
             self._free += devices

@@ -1,46 +1,47 @@
-"""`banyan-operator local`: the parts of local mode put together, and the loop that runs them."""
+"""`banyan-operator local`: reads the manifests, gives each resource a runner, and lets them work until told to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
-import shutil
 import signal
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import Any, Final
+
+import aiohttp
 
 from banyan_operator import __version__, api
 from banyan_operator.api import KINDS
 from banyan_operator.desired.names import Names
-from banyan_operator.kube.objects import Key, is_true, key_of
+from banyan_operator.kube.addresses import SERVICE_PORT
+from banyan_operator.kube.kinds import Manifest
+from banyan_operator.kube.objects import Key, key_of
 from banyan_operator.local.accelerators import Accelerators, find_devices
-from banyan_operator.local.asking import Asking
-from banyan_operator.local.clock import SteadyClock
-from banyan_operator.local.errors import BusyError, LocalError, NotRunningError, StateError
-from banyan_operator.local.kubelet import Kubelet, Machine
+from banyan_operator.local.batch_runner import BatchRunner
+from banyan_operator.local.errors import LocalError, NotRunningError
 from banyan_operator.local.manifests import Contents, Manifests, check_change
-from banyan_operator.local.objects import Objects
+from banyan_operator.local.pod import Machine, Pod
 from banyan_operator.local.ports import Ports
 from banyan_operator.local.prospect import all_done
-from banyan_operator.local.snapshot import FINISHED, LOCK, PodLine, Snapshot, State, home, phase, state_folder
-from banyan_operator.local.view import View, label, label_of
+from banyan_operator.local.proxy import Proxy
+from banyan_operator.local.runner import Runner
+from banyan_operator.local.server_runner import ServerRunner
+from banyan_operator.local.state import PodLine, Snapshot, State, claimed, home, state_folder
+from banyan_operator.local.status import has_ended, label, label_of
+from banyan_operator.local.view import View
 from banyan_operator.local.volumes import Volumes, claims_of
-from banyan_operator.local.world import LocalWorld
-from banyan_operator.plan import Manifest, Settings
-from banyan_operator.times import seconds
+from banyan_operator.times import seconds, stamp
 
-TURN_S = 1.0
-"""A turn comes at least this often: retries of Jobs fall due, files change, and nobody says so."""
-INTERRUPTED = 130
-LOOK_S = 0.5
-"""How long the lock of a state folder may be held by a `status` that looks whether somebody works there."""
-CLEARED = ("pods", "logs")
-"""What an earlier operator left in the state folder."""
+TURN_S: Final = 1.0
+"""A turn comes at least this often: retries fall due, files change, workers get on, and nobody says so."""
+INTERRUPTED: Final = 130
+GIVE_UP_S: Final = 10.0  # a process that was killed is gone in milliseconds, unless it waits for a disk that does not answer
+_GIVEN: Final = ("uid", "generation", "creationTimestamp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,6 @@ class Options:
     until_done: bool = False
     fresh: bool = False
 
-    def folder(self) -> Path:
-        """The state folder: the one given, or one of the first manifest's folder."""
-        return self.state_dir.resolve() if self.state_dir is not None else state_folder(self.manifests[0])
-
 
 def run(options: Options, view: View) -> int:
     """Run until stopped (exit code 0), or with `until_done` until all is done (0) or something failed (1); stopped before, 130.
@@ -66,90 +63,49 @@ def run(options: Options, view: View) -> int:
     """
     manifests = Manifests(options.manifests, options.secrets)
     contents = manifests.read()
-    folder = options.folder()
-    with _claimed(folder), view:
-        return asyncio.run(LocalMode(options, folder, manifests, contents, view).run())
+    folder = options.state_dir.resolve() if options.state_dir is not None else state_folder(options.manifests[0])
+    with claimed(folder), view:
+        return asyncio.run(_run(options, folder, manifests, contents, view))
 
 
-@contextlib.contextmanager
-def _claimed(folder: Path) -> Iterator[None]:
-    """Hold `folder` for this operator alone, and clear away what the last one left.
-
-    Raises BusyError when somebody else has it, StateError when it cannot be written.
-    """
-    with contextlib.ExitStack() as held:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _check_ours(folder)
-            lock = held.enter_context((folder / LOCK).open("a+"))
-            _lock(lock)
-            os.ftruncate(lock.fileno(), 0)
-            os.write(lock.fileno(), str(os.getpid()).encode())  # past the buffer, which would be written again when it is closed
-        except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read().strip() or "unknown"
-            raise BusyError(f"{folder} is in use by process {owner}; stop that one, or choose another folder with --state-dir") from None
-        except OSError as error:
-            raise StateError(f"{folder} cannot be used: {error.strerror}; choose another folder with --state-dir") from None
-        for left in CLEARED:
-            shutil.rmtree(folder / left, ignore_errors=True)
-        yield
-
-
-def _check_ours(folder: Path) -> None:
-    """Raise StateError where what we would clear away was made by somebody else."""
-    if (folder / LOCK).exists():
-        return
-    for name in CLEARED:
-        if (folder / name).exists():
-            raise StateError(
-                f"{folder} holds '{name}', which local mode did not make and would clear away; choose another folder with --state-dir"
-            )
-
-
-def _lock(file: IO[str]) -> None:
-    """Lock for this process alone. Raises BlockingIOError when an operator has it; who only looks has it for an instant."""
-    deadline = time.monotonic() + LOOK_S
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(LOOK_S / 10)
+async def _run(options: Options, folder: Path, manifests: Manifests, contents: Contents, view: View) -> int:
+    connector = aiohttp.TCPConnector(force_close=True, ssl=False)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        return await LocalMode(options, folder, manifests, contents, view, http).run()
 
 
 class LocalMode:
     """One run of local mode."""
 
-    def __init__(self, options: Options, folder: Path, manifests: Manifests, contents: Contents, view: View) -> None:
+    def __init__(
+        self, options: Options, folder: Path, manifests: Manifests, contents: Contents, view: View, http: aiohttp.ClientSession
+    ) -> None:
+        """Raises StateError where nobody can tell which BatchJobs ran."""
         self._options = options
         self._folder = folder
         self._manifests = manifests
         self._view = view
         self._woken = asyncio.Event()
         self._stops = 0  # signals received
-        self._applied: dict[Key, Manifest] = {}
         self._contents = contents
+        self._objects: dict[Key, Manifest] = {}  # as they are carried out
+        self._runners: dict[Key, Runner] = {}
+        self._leaving: list[Runner] = []
         self._refused: frozenset[str] = frozenset()  # what was said of edits that are not applied
+        self._not_here: set[str] = set()
         self._written: Snapshot | None = None
         self._unwritten = ""  # why status.json could not be written
-        clock = self._clock = SteadyClock()
-        self._objects = Objects(clock)
-        ports = Ports()
-        self._volumes = Volumes(folder, _cache_folder(), options.volumes, lambda: manifests.folders)
-        machine = Machine(
-            volumes=self._volumes,
+        self._machine = Machine(
+            volumes=Volumes(folder, _cache_folder(), options.volumes, lambda: manifests.folders),
             accelerators=Accelerators(find_devices()),
-            ports=ports,
+            ports=Ports(),
+            http=http,
             logs=folder / "logs",
+            find=lambda key: self._objects.get(key, {}).get("data"),
+            say=view.say,
+            changed=self._woken.set,
         )
-        self._kubelet = Kubelet(self._objects, machine, clock, self._woken.set, view.say)
-        self._asking = Asking(clock, self._woken.set)
-        settings = Settings(runtime_image="local", operator_version=__version__, platform="local")
-        self._world = LocalWorld(self._objects, self._kubelet, self._asking, ports, settings, folder.name, clock, view.say)
-        if not options.fresh:
-            self._remember_jobs(contents)
+        self._before = {} if options.fresh else self._batches_before(contents)
         self._manifests.changed()
         self._apply(contents)
 
@@ -163,20 +119,18 @@ class LocalMode:
         try:
             while not (self._stops or self._view.gone):
                 self._reread()
-                due = await self._world.turn()
+                await self._turn()
                 await self._publish("running")
-                if self._options.until_done and (prospect := all_done(self._world.resources())).over:
+                if self._options.until_done and (prospect := all_done(self._resources())).over:
                     for problem in prospect.problems:
                         self._view.say(problem)
                     code = 1 if prospect.problems else 0
                     break
-                await self._sleep(due)
+                await self._sleep()
             self._view.say("stopping; once more Ctrl-C kills")
             await self._wind_down()
         finally:
-            await self._world.close()
-            await self._kubelet.close()
-            await self._asking.close()
+            await self._kill_all()
             await self._publish("stopped")
         return code
 
@@ -184,34 +138,83 @@ class LocalMode:
         self._stops += 1
         self._woken.set()
 
-    async def _sleep(self, due: float | None) -> None:
-        wait = TURN_S if due is None else min(TURN_S, max(0.0, due - self._clock()))
+    async def _sleep(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait):
+            async with asyncio.timeout(TURN_S):
                 await self._woken.wait()
         self._woken.clear()
 
+    async def _turn(self) -> None:
+        """Let every runner do what is due. One of a name that was there before waits until that one is gone."""
+        gone = {runner.key for runner in self._leaving}
+        for key, manifest in self._objects.items():
+            if key.kind in KINDS and key not in self._runners and key not in gone:
+                self._runners[key] = await self._runner(manifest)
+        for runner in (*self._runners.values(), *self._leaving):
+            runner.turn()
+        for runner in [one for one in self._leaving if not one.pods]:
+            await runner.close()
+            self._leaving.remove(runner)
+        batches = [runner for runner in self._runners.values() if isinstance(runner, BatchRunner)]
+        await asyncio.gather(*(runner.ask_progress(self._machine.http) for runner in batches))
+        for runner in sorted(self._runners.values(), key=lambda one: isinstance(one, BatchRunner)):
+            runner.fill_status()
+
+    async def _runner(self, manifest: Manifest) -> Runner:
+        key = key_of(manifest)
+        resource = self._before.pop(key, None) or _with(
+            manifest, {"uid": str(uuid.uuid4()), "generation": 1, "creationTimestamp": stamp(time.time())}
+        )
+        if key.kind == "BatchJob":
+            return BatchRunner(resource, self._machine, self._server)
+        port = (manifest["spec"].get("service") or {}).get("port", SERVICE_PORT)
+        listener = self._machine.ports.listen(f"{self._folder.name}/{key.namespace}/{key.name}:{port}")
+        proxy = Proxy(key.name, listener)
+        await proxy.start()
+        return ServerRunner(resource, self._machine, proxy)
+
+    def _server(self, key: Key) -> ServerRunner | None:
+        runner = self._runners.get(key)
+        return runner if isinstance(runner, ServerRunner) else None
+
     async def _wind_down(self) -> None:
         """Give every pod its grace to end; a second signal ends that."""
-        self._kubelet.pre_stop = False
         self._stops = min(self._stops, 1)
-        while True:
-            due = await self._world.wind_down()
+        for runner in self._runners.values():
+            runner.leave()
+        while any(runner.pods for runner in self._all()):
+            for runner in self._all():
+                runner.turn()
             await self._publish("stopping")
-            if self._kubelet.idle:
-                return
             if self._stops > 1:
-                self._kubelet.kill_all()
-            await self._sleep(due)
+                for pod in self._pods():
+                    pod.kill()
+            await self._sleep()
+
+    async def _kill_all(self) -> None:
+        """What the kernel itself holds on to is given up."""
+        deadline = time.monotonic() + GIVE_UP_S
+        while (left := [pod for pod in self._pods() if not pod.over]) and time.monotonic() < deadline:
+            for pod in left:
+                pod.kill()
+            await asyncio.sleep(0.05)
+        for runner in self._all():
+            await runner.close()
+
+    def _all(self) -> list[Runner]:
+        return [*self._runners.values(), *self._leaving]
+
+    def _pods(self) -> list[Pod]:
+        return [pod for runner in self._all() for pod in runner.pods]
 
     # --- manifests ---
 
     def _say_claims(self) -> None:
         """Where claims lead, since nothing else tells that from a misspelt --volume."""
-        resources = [manifest for key, manifest in self._applied.items() if key.kind in KINDS]
+        resources = [manifest for key, manifest in self._objects.items() if key.kind in KINDS]
         spoken_of = sorted({claim for one in resources for claim in claims_of(one, Names.of(api.parse(one)).cache_claim)})
         for claim in spoken_of:
-            self._view.say(f"pvc://{claim} is {self._volumes.where(claim)}")
+            self._view.say(f"pvc://{claim} is {self._machine.volumes.where(claim)}")
         for claim in sorted(self._options.volumes.keys() - set(spoken_of)):
             named = f"they name {', '.join(spoken_of)}" if spoken_of else "they name none"
             self._view.say(f"--volume {claim}: the manifests name no claim '{claim}'; {named}")
@@ -224,29 +227,37 @@ class LocalMode:
             self._apply(self._manifests.read(self._contents))
         except LocalError as error:
             self._tell_refused([str(error)])
-        self._kubelet.refresh_files()
+        for pod in self._pods():
+            pod.refresh()
 
     def _apply(self, contents: Contents) -> None:
-        objects, refused = dict(contents.objects), list(contents.refused)
-        for key, manifest in contents.objects.items():
-            old = self._applied.get(key)
-            if old is not None and old != manifest and key.kind in KINDS:
-                try:
-                    check_change(manifest, old)
-                except LocalError as error:
-                    refused.append(str(error))
-                    objects[key] = old
-        for key in sorted(self._applied.keys() - objects.keys(), key=str):
-            if key.kind in KINDS:
-                self._view.say(f"{label_of(key)} is no longer in the manifests: it is stopped")
-            self._objects.delete(key)
-        for key, manifest in objects.items():
-            if self._applied.get(key) != manifest:
-                self._objects.apply(manifest)
+        objects, refused = contents.objects, list(contents.refused)
+        for key, manifest in list(objects.items()):
+            runner = self._runners.get(key)
+            live = runner.resource if runner else self._before.get(key)
+            if live is None or key.kind not in KINDS or (old := _applied(live)) == manifest:
+                continue
+            try:
+                check_change(manifest, old)
+            except LocalError as error:
+                refused.append(str(error))
+                objects[key] = old
+                continue
+            edited = _edited(live, manifest)
+            if runner:
+                runner.update(edited)
+            else:
+                self._before[key] = edited
+        for key in sorted(self._runners.keys() - objects.keys(), key=str):
+            self._view.say(f"{label_of(key)} is no longer in the manifests: it is stopped")
+            self._leaving.append(self._runners.pop(key))
+            self._leaving[-1].leave()
         for what in contents.ignored:
             self._view.say(f"{what}: local mode has no use for it")
-        self._applied = objects
-        self._contents = replace(contents, objects=objects)
+        self._contents, self._objects = contents, objects
+        for line in sorted({line for one in objects.values() for line in _without_effect(one)} - self._not_here):
+            self._view.say(f"local mode: {line}")
+            self._not_here.add(line)
         self._tell_refused(refused)
 
     def _tell_refused(self, refused: Sequence[str]) -> None:
@@ -255,38 +266,29 @@ class LocalMode:
                 self._view.say(f"not applied, it stays as it was: {text}")
         self._refused = frozenset(refused)
 
-    def _remember_jobs(self, contents: Contents) -> None:
-        """A BatchJob is the same over a restart, as it is in a cluster: one that has ended stays ended, and one that was at work goes on
-        where it was. What its manifest says by now is an edit like any other.
-
-        Raises StateError where nobody can tell what ran.
-        """
+    def _batches_before(self, contents: Contents) -> dict[Key, Manifest]:
+        """BatchJobs of an earlier run: one that has ended stays ended, and one that was at work goes on where it was. What its
+        manifest says by now is an edit like any other."""
         try:
-            before = Snapshot.read(self._folder).resources
+            found = Snapshot.read(self._folder).resources
         except NotRunningError:
-            return
-        for job in before:
-            if job["kind"] != "BatchJob" or key_of(job) not in contents.objects or not job.get("status"):
-                continue
-            status = job["status"]
-            if phase(job) in FINISHED:
-                self._view.say(f"{label(job)} has ended {_ago(job)}; start with --fresh to run it again")
-            else:
-                status = {name: value for name, value in status.items() if name != "jobs"}  # they went with their processes
-            self._applied[key_of(job)] = self._objects.restore({**job, "status": status})
+            return {}
+        before = [one for one in found if one["kind"] == "BatchJob" and key_of(one) in contents.objects and one.get("status")]
+        for job in filter(has_ended, before):
+            self._view.say(f"{label(job)} has ended {_ago(job)}; start with --fresh to run it again")
+        return {key_of(job): job for job in before}
 
     # --- what is shown ---
 
+    def _resources(self) -> list[Manifest]:
+        """Servers first, then what needs them."""
+        known = [runner.resource for runner in self._runners.values()]
+        return [one for kind in KINDS for one in known if one["kind"] == kind]
+
     async def _publish(self, state: State) -> None:
-        loading = {label(resource): body for resource in self._world.resources() if (body := self._world.readyz(resource))}
-        snapshot = Snapshot(
-            state=state,
-            pid=os.getpid(),
-            version=__version__,
-            resources=tuple(self._world.resources()),
-            pods=tuple(self._pod_line(pod) for pod in self._objects.of_kind("Pod")),
-            loading=loading,
-        )
+        loading = {label(runner.resource): body for runner in self._runners.values() if (body := runner.readyz)}
+        pods = tuple(_pod_line(pod, self._machine.logs) for pod in self._pods())
+        snapshot = Snapshot(state, os.getpid(), __version__, tuple(self._resources()), pods, loading)
         if snapshot != self._written:
             await self._write(snapshot)
         self._view.show(snapshot)
@@ -302,16 +304,44 @@ class LocalMode:
         else:
             self._written, self._unwritten = snapshot, ""
 
-    def _pod_line(self, pod: Manifest) -> PodLine:
-        status = pod.get("status", {})
-        statuses = (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
-        return PodLine(
-            name=pod["metadata"]["name"],
-            phase="Terminating" if "deletionTimestamp" in pod["metadata"] else status.get("phase", "Pending"),
-            ready=is_true(pod, "Ready"),
-            restarts=sum(one["restartCount"] for one in statuses),
-            logs=str(self._folder / "logs" / pod["metadata"]["name"]),
-        )
+
+def _with(manifest: Manifest, given: Mapping[str, Any]) -> Manifest:
+    return {**manifest, "metadata": {**manifest["metadata"], **given}}
+
+
+def _edited(live: Manifest, manifest: Manifest) -> Manifest:
+    """`manifest` as what `live` becomes by it."""
+    generation = live["metadata"]["generation"] + (manifest["spec"] != live["spec"])
+    edited = _with(manifest, {**{name: live["metadata"][name] for name in _GIVEN}, "generation": generation})
+    return {**edited, "status": live["status"]} if "status" in live else edited
+
+
+def _applied(live: Manifest) -> Manifest:
+    """The manifest that a resource was made of last."""
+    metadata = {name: value for name, value in live["metadata"].items() if name not in _GIVEN}
+    return {name: value for name, value in live.items() if name != "status"} | {"metadata": metadata}
+
+
+def _without_effect(manifest: Manifest) -> Iterator[str]:
+    """What a cluster would enforce and this machine does not."""
+    spec = manifest.get("spec") or {}
+    own = spec.get("server") or {}
+    for part in (spec, own):
+        if (part.get("resources") or {}).get("limits"):
+            yield "resources.limits of cpu and memory are not enforced"
+        for name in ("nodeSelector", "affinity"):
+            if name in (part.get("scheduling") or {}):
+                yield f"{name} has no effect"
+
+
+def _pod_line(pod: Pod, logs: Path) -> PodLine:
+    return PodLine(
+        name=pod.name,
+        phase="Terminating" if pod.stopping else pod.phase,
+        ready=pod.ready,
+        restarts=sum(one.restarts for one in pod.containers),
+        logs=str(logs / pod.name),
+    )
 
 
 def _ago(job: Manifest) -> str:

@@ -4,8 +4,7 @@
 
 It is started as the leader of a session, hands SIGTERM and SIGINT on to COMMAND alone (as a container runtime does to
 process 1), and ends with COMMAND's exit code, 128+n for a signal. Nothing survives it: what COMMAND leaves behind is killed, and when
-the other end of the lifeline pipe closes (the operator died, or wants the container dead) everything is killed at once. One that was
-stopped (SIGSTOP) is woken when the operator dies: it would not see that otherwise.
+the other end of the lifeline pipe closes (the operator died, or wants the container dead) everything is killed at once.
 """
 
 from __future__ import annotations
@@ -24,17 +23,13 @@ KILLED = 128 + signal.SIGKILL
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux only; elsewhere the lifeline and the process group have to do."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def descendants(root: int) -> list[int]:
-    """Every process below `root`, also those that made a session of their own. Empty where there is no /proc."""
+    """Every process below `root`, also those that made a session of their own."""
     children: dict[int, list[int]] = {}
-    if not os.path.isdir("/proc/self"):  # noqa: PTH112 (pathlib costs this script half of its start-up time)
-        return []
-    for name in os.listdir("/proc"):  # noqa: PTH208
+    for name in os.listdir("/proc"):  # noqa: PTH208 (pathlib costs this script half of its start-up time)
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as stat:
@@ -70,9 +65,6 @@ def kill_all(child: int) -> None:
     """SIGKILL to everything below, until nothing is left. Processes stuck in the kernel are given up after 5 s."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
-        if sys.platform != "linux":
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child, signal.SIGKILL)
         for pid in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -91,8 +83,6 @@ def start(argv: list[str]) -> int:
     if pid:
         return pid
     try:
-        if sys.platform != "linux":
-            os.setpgid(0, 0)  # without /proc the group is all there is to find the rest by
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(KILLED)
@@ -106,7 +96,6 @@ def start(argv: list[str]) -> int:
 
 def main(lifeline: int, argv: list[str]) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # not SIGKILL: what it has started is ended by itself alone
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)

@@ -13,9 +13,7 @@ from typing import Final
 
 from banyan_operator.local import launcher
 
-LOG_KEPT = ".previous"
-KILL_S: Final = 2.0
-"""How long the launcher gets to kill what is below it, which takes milliseconds: one that is being traced, say, never would."""
+LOG_KEPT: Final = ".previous"
 
 
 class Process:
@@ -24,7 +22,6 @@ class Process:
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int) -> None:
         self._process = process
         self._lifeline: int | None = lifeline
-        self._loop = asyncio.get_running_loop()
 
     @property
     def pid(self) -> int:
@@ -61,7 +58,7 @@ class Process:
     async def wait(self) -> int:
         """The exit code: the process's own, or 128 plus the signal that ended it."""
         code = await self._process.wait()
-        self._let_go()
+        self.kill()
         # the launcher itself may have been killed from outside; what it leaves is in its process group
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -69,37 +66,14 @@ class Process:
 
     def terminate(self) -> None:
         """SIGTERM to the container's process (not to its children: how to stop them is its business)."""
-        self._tell(signal.SIGTERM)
-        self._tell(signal.SIGCONT)  # a launcher that was stopped hands nothing on
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL to the container's process and everything below it, within KILL_S whatever state the launcher is in."""
-        if self._let_go():
-            self._tell(signal.SIGCONT)  # a launcher that was stopped would not see it
-            self._loop.call_soon_threadsafe(self._loop.call_later, KILL_S, self._kill_from_outside)
-
-    def _let_go(self) -> bool:
-        """Close the lifeline; whether it was open."""
-        if self._lifeline is None:
-            return False
-        os.close(self._lifeline)
-        self._lifeline = None
-        return True
-
-    def _tell(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
-
-    def _kill_from_outside(self) -> None:
-        """What the launcher should have done by now: everything below it, then itself."""
-        if self._process.returncode is not None:
-            return
-        for _ in range(2):  # once more for what was started while the first was under way
-            for pid in launcher.descendants(self.pid):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """SIGKILL to the container's process and everything below it: the launcher sees that the lifeline is closed."""
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
 
 
 def _keep_older(log: Path) -> None:

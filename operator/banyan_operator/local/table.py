@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from banyan_operator.api import KINDS
 from banyan_operator.kube.objects import key_of
-from banyan_operator.local.objects import NAMESPACE
+from banyan_operator.local.status import NAMESPACE
 from banyan_operator.plan import Manifest
 from banyan_operator.times import seconds
 
@@ -53,23 +53,22 @@ def _cell(value: Any, kind: str, now: float) -> str:
     return age(now - seconds(value)) if kind == "date" else str(value)
 
 
+_AGES: Final = (  # below so many seconds: the unit, and the lower one where it is shown
+    (120, 1, "s", 0, ""),
+    (600, 60, "m", 1, "s"),
+    (10_800, 60, "m", 0, ""),
+    (28_800, 3600, "h", 60, "m"),
+    (172_800, 3600, "h", 0, ""),
+    (691_200, 86_400, "d", 3600, "h"),
+)
+
+
 def age(passed: float) -> str:
     """Seconds as kubectl writes them: 45s, 3m20s, 38m, 5h12m, 3d4h, 12d"""
-    s = max(0, int(passed))
-    if s < 120:
-        return f"{s}s"
-    minutes, hours, days = s // 60, s // 3600, s // 86400
-    if minutes < 10:
-        return f"{minutes}m{s % 60}s" if s % 60 else f"{minutes}m"
-    if minutes < 180:
-        return f"{minutes}m"
-    if hours < 8:
-        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
-    if hours < 48:
-        return f"{hours}h"
-    if days < 8:
-        return f"{days}d{hours % 24}h" if hours % 24 else f"{days}d"
-    return f"{days}d"
+    whole = max(0, int(passed))
+    unit, name, lower, lower_name = next((row[1:] for row in _AGES if whole < row[0]), (86_400, "d", 0, ""))
+    rest = whole % unit // lower if lower else 0
+    return f"{whole // unit}{name}" + (f"{rest}{lower_name}" if rest else "")
 
 
 def _aligned(rows: Iterable[Sequence[str]]) -> str:

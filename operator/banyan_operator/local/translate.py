@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from banyan_operator.local.podlife import ADDRESS, NODE
-from banyan_operator.local.volumes import Find, Missing, contents
+from banyan_operator.local.ports import HOST
+from banyan_operator.local.volumes import Find, Missing, keys_of
 from banyan_operator.plan import Manifest
 
 _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_.-][A-Za-z0-9_.-]*)\))")
@@ -69,7 +69,6 @@ def command(pod: Manifest, container: Manifest, place: Place, find: Find) -> Com
     env = _environment(pod, container, place, mounts, find)
     words = [*container["command"], *container.get("args", ())]
     workdir = container.get("workingDir")
-    _check_texts(container, words, env, workdir)
     full = {**place.base_env, **env}
     full["CUDA_VISIBLE_DEVICES"] = ",".join(place.devices)
     full["BANYAN_TERMINATION_LOG"] = str(place.termination_log)
@@ -129,7 +128,7 @@ def _environment(pod: Manifest, container: Manifest, place: Place, mounts: Mount
 def _here(name: str, value: str, ports: Mapping[int, int], mounts: Mounts) -> str:
     """A literal value as it must be on this machine: own address, free port, real folder."""
     if name.endswith("_HOST") and value in _EVERYWHERE:
-        return ADDRESS
+        return HOST
     if name.endswith("_PORT") and value.isdigit() and int(value) in ports:
         return str(ports[int(value)])
     url = _LOCAL_URL.match(value)
@@ -139,14 +138,10 @@ def _here(name: str, value: str, ports: Mapping[int, int], mounts: Mounts) -> st
 
 
 def _env_from(source: Manifest, find: Find) -> dict[str, str]:
-    for kind, field in (("Secret", "secretRef"), ("ConfigMap", "configMapRef")):
-        if field in source:
-            data = contents(kind, source[field]["name"], find)
-            if data is None and not source[field].get("optional"):
-                raise Missing(f'{kind.lower()} "{source[field]["name"]}" not found')
-            prefix = source.get("prefix", "")
-            return {prefix + key: _text(kind, source[field]["name"], key, value) for key, value in (data or {}).items()}
-    return {}
+    kind, field = ("Secret", "secretRef") if "secretRef" in source else ("ConfigMap", "configMapRef")
+    ref = source[field]
+    keys = keys_of(kind, ref["name"], find, optional=bool(ref.get("optional")))
+    return {source.get("prefix", "") + key: _text(kind, ref["name"], key, value) for key, value in keys.items()}
 
 
 def _text(kind: str, name: str, key: str, value: bytes) -> str:
@@ -157,49 +152,27 @@ def _text(kind: str, name: str, key: str, value: bytes) -> str:
         raise Missing(f'{kind.lower()} "{name}": the value of {key} is not UTF-8, so it cannot be a variable; write it as text') from None
 
 
-def _check_texts(container: Manifest, words: Sequence[str], env: Mapping[str, str], workdir: str | None) -> None:
-    """Raise Missing for what no process can be given: the kernel's texts end at a NUL, and a variable's name at a '='."""
-    for what, text in (*(("an argument", word) for word in words), ("workingDir", workdir or "")):
-        if "\0" in text:
-            raise Missing(f"container {container['name']}: {what} holds a NUL character ({text!r}); remove it")
-    for name, value in env.items():
-        if not name or "=" in name or "\0" in name:
-            raise Missing(f"container {container['name']}: {name!r} cannot be the name of a variable; correct the key or the prefix")
-        if "\0" in value:  # perhaps a secret: it is not shown
-            raise Missing(f"container {container['name']}: the value of the variable {name} holds a NUL character; remove it")
-
-
 def _value_from(pod: Manifest, container: Manifest, source: Mapping[str, Any], find: Find) -> str | None:
     if "fieldRef" in source:
         return _field(pod, source["fieldRef"]["fieldPath"])
     for kind, field in (("Secret", "secretKeyRef"), ("ConfigMap", "configMapKeyRef")):
-        if field not in source:
-            continue
-        ref = source[field]
-        data = contents(kind, ref["name"], find)
-        if data is not None and ref["key"] in data:
-            return _text(kind, ref["name"], ref["key"], data[ref["key"]])
-        if ref.get("optional"):
-            return None
-        if data is None:
-            raise Missing(f'{kind.lower()} "{ref["name"]}" not found')
-        raise Missing(f"couldn't find key {ref['key']} in {kind} {ref['name']}")
+        if field in source:
+            ref, optional = source[field], bool(source[field].get("optional"))
+            keys = keys_of(kind, ref["name"], find, optional=optional)
+            if ref["key"] in keys:
+                return _text(kind, ref["name"], ref["key"], keys[ref["key"]])
+            if optional:
+                return None
+            raise Missing(f"couldn't find key {ref['key']} in {kind} {ref['name']}")
     raise Missing(f"container {container['name']}: local mode cannot fill in {', '.join(source)}")
 
 
 def _field(pod: Manifest, path: str) -> str:
     metadata = pod["metadata"]
-    known = {
-        "metadata.name": metadata["name"],
-        "metadata.namespace": metadata["namespace"],
-        "metadata.uid": metadata["uid"],
-        "spec.nodeName": NODE,
-        "spec.serviceAccountName": pod["spec"].get("serviceAccountName", ""),
-        "status.podIP": ADDRESS,
-        "status.hostIP": ADDRESS,
-    }
-    if path in known:
-        return str(known[path])
+    if path in ("metadata.name", "metadata.namespace", "metadata.uid"):
+        return str(metadata[path.removeprefix("metadata.")])
+    if path in ("status.podIP", "status.hostIP"):
+        return HOST
     for group in ("labels", "annotations"):
         prefix = f"metadata.{group}['"
         if path.startswith(prefix):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Final, NamedTuple, Protocol, Self, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,22 +14,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from banyan_operator.kube.objects import Key, key_of
-from banyan_operator.local.objects import in_namespace
-from banyan_operator.local.snapshot import FINISHED, Snapshot, phase, reason
-from banyan_operator.plan import Manifest
+from banyan_operator.kube.kinds import Manifest
+from banyan_operator.local.state import Snapshot
+from banyan_operator.local.status import has_ended, label, phase, reason
 
-LINE_EVERY_S = 2.0
-LINE_EVERY_PERCENT = 10
+LINE_EVERY_S: Final = 2.0
+LINE_EVERY_PERCENT: Final = 10
 """Without a terminal a progress line comes when either has passed since the last."""
-SETTLED_S = 1.0
+SETTLED_S: Final = 1.0
 """Words that change while the phase stays are printed when they have stood that long: most stand for an instant only."""
-LONGEST_LINE = 240
-BAR_CELLS, PERCENT_CELLS, GAP = 20, 4, 2
-LEAST_NAME, LEAST_BAR, LEAST_DETAIL = 8, 8, 26
-"""What has fewer cells tells nothing. The bar leaves so much to the detail, which a server's URL fits into."""
+LONGEST_LINE: Final = 240
+BAR_CELLS: Final = 20
+LEAST_WIDTH: Final = 110  # of a terminal on which the bar leaves a server's URL whole
 BAD, BUSY, GOOD = "red", "yellow", "green"
-_COLOURS = {"Ready": GOOD, "Succeeded": GOOD, "Failed": BAD, "Degraded": BAD, "Expired": BAD, "Cancelled": BAD}
+_COLOURS: Final = {"Ready": GOOD, "Succeeded": GOOD, "Failed": BAD, "Degraded": BAD, "Expired": BAD, "Cancelled": BAD}
 
 
 class View(Protocol):
@@ -57,65 +54,41 @@ def view_for(stream: TextIO, *, plain: bool, hint: str = "") -> View:
     return Screen(Console(file=stream), hint)
 
 
-def label(resource: Manifest) -> str:
-    return label_of(key_of(resource))
-
-
-def label_of(key: Key) -> str:
-    """What one resource is called: two of one name are told apart by their namespaces."""
-    return f"{key.kind.lower()}/{key.name}{in_namespace(key.namespace)}"
-
-
-def percent(resource: Manifest, loading: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """How far a resource is, 0 to 100, where that is known."""
-    found = _loading(resource, loading)
-    if found is not None:
-        return int(found.get("percent", 0))
-    if resource["kind"] == "BatchJob" and "progressPercent" in resource.get("status", {}):
-        return int(resource["status"]["progressPercent"])
-    return None
-
-
-def detail(resource: Manifest, loading: Mapping[str, Mapping[str, Any]]) -> str:
-    """What is to be said of a resource beside its phase."""
-    status = resource.get("status", {})
-    found = _loading(resource, loading)
-    if found is not None:
-        return f"{found.get('state', '')}: {found['detail']}" if found.get("detail") else str(found.get("state", ""))
-    if phase(resource) == "Ready" and status.get("url"):
-        return f"{status['url']}/v1"
-    if resource["kind"] == "BatchJob" and status.get("requests"):
-        parts = [f"{status['requests']} requests"]
-        if status.get("requestCounts", {}).get("failed"):
-            parts.append(f"{status['requestCounts']['failed']} failed")
-        if phase(resource) not in FINISHED:
-            if (status.get("shards") or {}).get("total", 0) > 1:
-                parts.append(f"{status['shardsText']} shards")
-            if status.get("tokensPerSecond"):
-                parts.append(f"{status['tokensPerSecond']} tok/s")
-            if status.get("etaText"):
-                parts.append(f"ETA {status['etaText']}")
-        elif phase(resource) == "Succeeded" and status.get("outputURI"):
-            return f"{', '.join(parts)} → {status['outputURI']}"
-        else:
-            parts.append(reason(resource))
-        return ", ".join(parts)
-    return reason(resource)
-
-
-def _loading(resource: Manifest, loading: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """What its server says while it is not ready yet."""
-    found = loading.get(label(resource))
-    return None if found is None or found.get("state") in ("ready", "draining", "dead") else found
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """What is to be read of one resource."""
 
     phase: str
     percent: int | None
     detail: str
+
+    @staticmethod
+    def of(resource: Manifest, loading: Mapping[str, Mapping[str, Any]]) -> Line:
+        """`loading`: by label what servers say of themselves."""
+        said = loading.get(label(resource))
+        if said is not None and said.get("state") not in ("ready", "draining", "dead"):  # it is not ready yet
+            words = [str(said[name]) for name in ("state", "detail") if said.get(name)]
+            return Line(phase(resource), int(said.get("percent", 0)), ": ".join(words))
+        status = resource.get("status", {})
+        if resource["kind"] == "BatchJob":
+            return Line(phase(resource), status.get("progressPercent"), _of_batch(resource, status))
+        ready = phase(resource) == "Ready" and status.get("url")
+        return Line(phase(resource), None, f"{status['url']}/v1" if ready else reason(resource))
+
+
+def _of_batch(job: Manifest, status: Manifest) -> str:
+    if not status.get("requests"):
+        return reason(job)
+    parts = [f"{status['requests']} requests"]
+    if failed := status.get("requestCounts", {}).get("failed"):
+        parts.append(f"{failed} failed")
+    if phase(job) == "Succeeded":
+        return f"{', '.join(parts)} → {status['outputURI']}"
+    if has_ended(job):
+        return ", ".join((*parts, reason(job)))
+    if (status.get("shards") or {}).get("total", 0) > 1:
+        parts.append(f"{status['shardsText']} shards")
+    rates = (("tokensPerSecond", "{} tok/s"), ("etaText", "ETA {}"))
+    return ", ".join((*parts, *(text.format(status[name]) for name, text in rates if status.get(name))))
 
 
 def forget(stream: TextIO) -> None:
@@ -131,8 +104,7 @@ class Lines:
         self.gone = False
         self._stream = stream
         self._began = time.monotonic()
-        self._printed: dict[str, Line] = {}
-        self._last: dict[str, float] = {}  # when that was
+        self._printed: dict[str, tuple[Line, float]] = {}  # and when that was
         self._pending: dict[str, tuple[Line, float]] = {}
 
     def __enter__(self) -> Self:
@@ -151,25 +123,24 @@ class Lines:
     def show(self, snapshot: Snapshot) -> None:
         now = time.monotonic()
         for resource in snapshot.resources:
-            key = label(resource)
-            line = Line(phase(resource), percent(resource, snapshot.loading), detail(resource, snapshot.loading))
-            if self._printed.get(key) == line:
+            key, line = label(resource), Line.of(resource, snapshot.loading)
+            if key in self._printed and self._printed[key][0] == line:
                 self._pending.pop(key, None)
             elif self._due(key, line, now):
                 self._pending.pop(key, None)
-                self._printed[key], self._last[key] = line, now
+                self._printed[key] = line, now
                 bar = "" if line.percent is None else f"  {_bar(line.percent)} {line.percent:3d}%"
                 self.say(f"{key}  {line.phase}{bar}  {line.detail[:LONGEST_LINE]}".rstrip())
 
     def _due(self, key: str, line: Line, now: float) -> bool:
         """Whether a line that differs from the last one printed is worth printing now."""
-        old = self._printed.get(key)
-        if old is None or old.phase != line.phase:
+        if key not in self._printed or self._printed[key][0].phase != line.phase:
             return True
+        old, at = self._printed[key]
         if line.percent is not None and line.percent != old.percent:
-            return abs(line.percent - (old.percent or 0)) >= LINE_EVERY_PERCENT or now - self._last[key] >= LINE_EVERY_S
+            return abs(line.percent - (old.percent or 0)) >= LINE_EVERY_PERCENT or now - at >= LINE_EVERY_S
         if key not in self._pending or self._pending[key][0] != line:
-            self._pending[key] = (line, now)
+            self._pending[key] = line, now
         return now - self._pending[key][1] >= SETTLED_S
 
 
@@ -201,41 +172,18 @@ class Screen:
         self._live.update(self._draw(snapshot), refresh=True)
 
     def _draw(self, snapshot: Snapshot) -> RenderableType:
-        rows = [(label(one), phase(one), percent(one, snapshot.loading), detail(one, snapshot.loading)) for one in snapshot.resources]
-        table = Table(box=None, padding=(0, GAP, 0, 0), show_header=False)
-        widths = _widths(self._live.console.width, rows)
-        for width in widths.values():
-            table.add_column(no_wrap=True, overflow="ellipsis", width=width)
-        for name, word, done, more in rows:
-            cells: dict[str, RenderableType] = {
-                "name": Text(name, style="bold"),
-                "phase": Text(word, style=_COLOURS.get(word, BUSY)),
-                # named colours, because a terminal of 16 shows the default ones as black
-                "bar": ""
-                if done is None
-                else ProgressBar(100, done, widths.get("bar"), style="dim", complete_style=BUSY, finished_style=GOOD),
-                "percent": "" if done is None else f"{done:3d}%",
-                "detail": Text(more),
-            }
-            table.add_row(*(cells[column] for column in widths))
+        lines = {label(one): Line.of(one, snapshot.loading) for one in snapshot.resources}
+        bars = self._live.console.width >= LEAST_WIDTH and any(line.percent is not None for line in lines.values())
+        table = Table.grid("", "", *([""] if bars else []), "", "", padding=(0, 2, 0, 0))
+        for column in table.columns[:-1]:  # the detail gives way
+            column.no_wrap = True
+        for name, line in lines.items():
+            cells: list[RenderableType] = [Text(name, style="bold"), Text(line.phase, style=_COLOURS.get(line.phase, BUSY))]
+            if bars:  # named colours, because a terminal of 16 shows the default ones as black
+                bar = ProgressBar(100, line.percent or 0, BAR_CELLS, style="dim", complete_style=BUSY, finished_style=GOOD)
+                cells.append("" if line.percent is None else bar)
+            table.add_row(
+                *cells, "" if line.percent is None else f"{line.percent:3d}%", Text(line.detail, no_wrap=True, overflow="ellipsis")
+            )
         hint = {"running": self._hint, "stopping": "stopping …", "stopped": "stopped"}[snapshot.state]
         return Group(Text(""), table, Text(hint, style="dim"))
-
-
-def _widths(whole: int, rows: Sequence[tuple[str, str, int | None, str]]) -> dict[str, int]:
-    """The columns that have room in `whole` cells, and their widths. The bar goes first, the phase last."""
-    word = min(max((len(row[1]) for row in rows), default=0), whole - GAP)
-    name = min(max((len(row[0]) for row in rows), default=0), whole - word - 2 * GAP)
-    widths = {"name": name, "phase": word} if name >= LEAST_NAME else {"phase": word}
-    rest = whole - sum(widths.values()) - GAP * len(widths)
-    if any(row[2] is not None for row in rows):
-        bar = min(BAR_CELLS, rest - PERCENT_CELLS - LEAST_DETAIL - 3 * GAP)
-        if bar >= LEAST_BAR:
-            widths["bar"] = bar
-            rest -= bar + GAP
-        if rest >= PERCENT_CELLS + GAP:
-            widths["percent"] = PERCENT_CELLS
-            rest -= PERCENT_CELLS + GAP
-    if rest - GAP >= LEAST_NAME:
-        widths["detail"] = rest - GAP
-    return widths

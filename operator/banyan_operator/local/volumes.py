@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +10,8 @@ from typing import Final
 
 from banyan_operator.plan import Manifest
 
-Find = Callable[[str, str], Manifest | None]
-"""(kind, name) → the Secret or ConfigMap, if there is one."""
+Find = Callable[[str, str], Mapping[str, bytes] | None]
+"""(kind, name) → the keys of the Secret or ConfigMap, if there is one."""
 
 _CLAIM: Final = re.compile("pvc://([^/]+)")
 CACHE_VOLUME = "cache"
@@ -38,8 +37,8 @@ class Volumes:
         self._claims = dict(claims)
         self._beside = beside
 
-    def pod_folder(self, pod_uid: str) -> Path:
-        return self._root / "pods" / pod_uid
+    def pod_folder(self, pod: str) -> Path:
+        return self._root / "pods" / pod
 
     def where(self, claim: str) -> Path:
         """The folder that a PersistentVolumeClaim stands for, whether or not it is there yet."""
@@ -60,11 +59,11 @@ class Volumes:
 
         Raises Missing for a Secret or ConfigMap that is not there, and for a kind of volume that local mode has not.
         """
-        own = self.pod_folder(pod["metadata"]["uid"]) / "volumes"
+        own = self.pod_folder(pod["metadata"]["name"]) / "volumes"
         return {volume["name"]: self._folder(volume, own, find) for volume in pod["spec"].get("volumes", ())}
 
-    def discard(self, pod_uid: str) -> None:
-        shutil.rmtree(self.pod_folder(pod_uid), ignore_errors=True)
+    def discard(self, pod: str) -> None:
+        shutil.rmtree(self.pod_folder(pod), ignore_errors=True)
 
     def _folder(self, volume: Manifest, own: Path, find: Find) -> Path:
         name = volume["name"]
@@ -97,6 +96,14 @@ def claims_of(value: object, cache: str) -> Iterator[str]:
             yield from claims_of(part, cache)
 
 
+def keys_of(kind: str, name: str, find: Find, *, optional: bool) -> Mapping[str, bytes]:
+    """Of a Secret or ConfigMap. Raises Missing where it is not there and not `optional`."""
+    found = find(kind, name)
+    if found is None and not optional:
+        raise Missing(f'{kind.lower()} "{name}" not found')
+    return found or {}
+
+
 def _files(source: Manifest, find: Find) -> Iterator[tuple[str, bytes]]:
     """Relative path and content of every file that a Secret or ConfigMap source stands for."""
     for kind, field, name_field in (("Secret", "secret", "secretName"), ("ConfigMap", "configMap", "name")):
@@ -104,11 +111,7 @@ def _files(source: Manifest, find: Find) -> Iterator[tuple[str, bytes]]:
             continue
         what = source[field]
         name = what.get(name_field) or what["name"]
-        data = contents(kind, name, find)
-        if data is None:
-            if what.get("optional"):
-                return
-            raise Missing(f'{kind.lower()} "{name}" not found')
+        data = keys_of(kind, name, find, optional=bool(what.get("optional")))
         for item in what.get("items") or [{"key": key, "path": key} for key in data]:
             if item["key"] not in data:
                 if what.get("optional"):
@@ -121,21 +124,6 @@ def _files(source: Manifest, find: Find) -> Iterator[tuple[str, bytes]]:
         return
     kinds = ", ".join(key for key in source if key != "name")
     raise Missing(f"local mode has no volumes of type {kinds}", "VolumeNotReady")
-
-
-def contents(kind: str, name: str, find: Find) -> dict[str, bytes] | None:
-    """The keys of a Secret or ConfigMap with their bytes, or None if it does not exist."""
-    found = find(kind, name)
-    if found is None:
-        return None
-    data: dict[str, bytes] = {}
-    if kind == "Secret":
-        data |= {key: base64.b64decode(value) for key, value in (found.get("data") or {}).items()}
-        data |= {key: str(value).encode() for key, value in (found.get("stringData") or {}).items()}
-    else:
-        data |= {key: str(value).encode() for key, value in (found.get("data") or {}).items()}
-        data |= {key: base64.b64decode(value) for key, value in (found.get("binaryData") or {}).items()}
-    return data
 
 
 def _write_all(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -21,7 +21,7 @@ from banyan_operator.observed.failures import last_failure, recorded
 from banyan_operator.observed.pods import age_s
 from banyan_operator.observed.seen import Seen, view_of
 from banyan_operator.observed.written import Written
-from banyan_operator.plan import Settings, World
+from banyan_operator.plan import World
 from banyan_operator.times import rough, seconds, stamp
 
 TERMINAL: Final = ("Succeeded", "Failed", "Cancelled", "Expired")
@@ -40,7 +40,6 @@ class Observed:
     job: BatchJob
     world: World
     prior: Mapping[str, Any]  # the status as it was
-    settings: Settings
     seen: Seen
     known: Known
     wish: Wish
@@ -77,9 +76,9 @@ def status(one: Observed, written: Written) -> BatchJobStatus:
     percent = 100 if phase == "Succeeded" else finished if over else min(99, finished)  # before its end nothing is published
     last_progress = stamp(now) if counted.moved else prior.get("lastProgressTime")
     eta_s = counted.eta_s if live else None
-    uris = _uris(one)
+    base = job.spec.output.uri
     pods = tuple(pod for stage in seen.stages for pod in stage.pods)
-    view = view_of(job, one.world, prior, one.settings, fenced=seen.fenced)
+    view = view_of(job, one.world, prior, fenced=seen.fenced)
     found = said_once(_findings(one, phase, written, counted), ("Failed", "Cancelled", "Expired", "Accepted", "Running"))
     return BatchJobStatus(
         observed_generation=job.metadata.generation,
@@ -99,9 +98,9 @@ def status(one: Observed, written: Written) -> BatchJobStatus:
         run_id=run_id(job),
         jobs=one.known.made,
         usage=counted.usage,
-        output_uri=uris.output,
-        errors_uri=uris.errors,
-        manifest_uri=uris.manifest,
+        output_uri=f"{base}output.jsonl",
+        errors_uri=f"{base}errors.jsonl",
+        manifest_uri=f"{base}manifest.json",
         plan_time=prior.get("planTime") or _planned_at(one),
         start_time=prior.get("startTime") or _began(seen),
         completion_time=((seen.now.finished if ended and seen.now is not None else None) or stamp(now)) if over else None,
@@ -256,7 +255,7 @@ def _without_pod(one: Observed) -> str:
     """Of a Job that nothing holds, and that nobody makes a pod for. Kubernetes' own controller forgets one now and then that follows
     another of its name, until something of it changes."""
     stage = one.seen.now
-    if stage is None or stage.pods or not stage.begun or one.settings.platform == "local":
+    if stage is None or stage.pods or not stage.begun:
         return ""
     told = stage.job.get("status") or {}
     made = None if told.get("conditions") else stage.job["metadata"].get("creationTimestamp")  # it may have been suspended since
@@ -330,26 +329,6 @@ def _workers(one: Observed, over: bool) -> Workers:
         active=0 if idle else job_status.get("active") or 0,
         ready=0 if idle else job_status.get("ready") or 0,
         failed=job_status.get("failed") or (one.prior.get("workers") or {}).get("failed") or 0,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Uris:
-    """Where results appear."""
-
-    output: str
-    errors: str
-    manifest: str
-
-
-def _uris(one: Observed) -> Uris:
-    """As the spec says it; in local mode as the worker says it, which are files that one can open."""
-    base, stage = one.job.spec.output.uri, one.seen.now
-    told = stage.words if one.settings.platform == "local" and stage is not None else {}
-    return Uris(
-        output=str(told.get("output") or f"{base}output.jsonl"),
-        errors=str(told.get("errors") or f"{base}errors.jsonl"),
-        manifest=str(told.get("manifest") or f"{base}manifest.json"),
     )
 
 

@@ -45,7 +45,7 @@ def count(seen: Seen, progress: Progress | None, prior: Mapping[str, Any], now: 
         requests, usage = RequestCounts(total=requests.total), None
     before = answers.counts(prior.get("requestCounts")) or RequestCounts()
     moved = finished(requests) > finished(before)
-    per_hour = _per_hour(progress, moved, prior, now)
+    per_hour = mean_per_hour(progress, moved, prior, now)
     return Counted(
         requests=requests,
         usage=usage,
@@ -53,7 +53,7 @@ def count(seen: Seen, progress: Progress | None, prior: Mapping[str, Any], now: 
         lost=lost,
         moved=moved,
         requests_per_hour=per_hour,
-        eta_s=_eta_s(requests, per_hour, prior, now) if progress is not None else None,
+        eta_s=seconds_left(requests, per_hour, prior, now) if progress is not None else None,
     )
 
 
@@ -104,7 +104,7 @@ def _shards(seen: Seen, progress: Progress | None, prior: Mapping[str, Any]) -> 
     return Shards(total=total, completed=total if over else done, running=running)
 
 
-def _per_hour(progress: Progress | None, moved: bool, prior: Mapping[str, Any], now: float) -> int | None:
+def mean_per_hour(progress: Progress | None, moved: bool, prior: Mapping[str, Any], now: float) -> int | None:
     """The mean, moved on where something was done; a rate that was measured a while ago stands until then."""
     before: int | None = prior.get("requestsPerHour")
     rate = progress.requests_per_second if progress is not None else None
@@ -119,7 +119,7 @@ def _per_hour(progress: Progress | None, moved: bool, prior: Mapping[str, Any], 
     return round(before * weight + rate * 3600 * (1 - weight))
 
 
-def _eta_s(requests: RequestCounts, per_hour: int | None, prior: Mapping[str, Any], now: float) -> float | None:
+def seconds_left(requests: RequestCounts, per_hour: int | None, prior: Mapping[str, Any], now: float) -> float | None:
     began = seconds(prior.get("startTime"))
     if not per_hour or requests.total is None or began is None:
         return None

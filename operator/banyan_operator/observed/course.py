@@ -136,16 +136,16 @@ def _planning(job: BatchJob, seen: Seen, plan: Stage | None, memory: Known, wish
     waits = _left(seen)
     if plan is None:
         if wish.stop is not None:
-            return Course(over=None if waits else _ended(wish.stop, "Nothing had begun, so there are no results."), waits=waits)
+            return Course(over=None if waits else ended(wish.stop, "Nothing had begun, so there are no results."), waits=waits)
         if memory.spent("plan"):
-            return Course(over=_failed(_deleted("plan")))
+            return Course(over=failed(_deleted("plan")))
         return Course(orders=() if waits or job.spec.suspend else (Order("plan"),), waits=waits)
     if plan.ending is not None:
-        over = _failed(_why(plan.ending, "PlanFailed")) if plan.over(now) and not plan.ending.succeeded else None
+        over = failed(_why(plan.ending, "PlanFailed")) if plan.over(now) and not plan.ending.succeeded else None
         return Course(orders=_as_it_is(plan), over=over)
     if wish.stop is not None:
         rests = plan.at_rest(but_lost=True) and not waits
-        over = _ended(wish.stop, "The work was not planned yet, so there are no results.") if rests else None
+        over = ended(wish.stop, "The work was not planned yet, so there are no results.") if rests else None
         return Course(orders=(Order("plan", suspend=True),), over=over, waits=waits)
     return Course(orders=(Order("plan", suspend=job.spec.suspend),))
 
@@ -153,7 +153,7 @@ def _planning(job: BatchJob, seen: Seen, plan: Stage | None, memory: Known, wish
 def _planned(job: BatchJob, seen: Seen, memory: Known, wish: Wish) -> Course:
     orders, waits = _as_it_is(seen.plan), _left(seen)
     if memory.spent("merge"):
-        return Course(orders, over=None if waits else _failed(_deleted("merge")), waits=waits)
+        return Course(orders, over=None if waits else failed(_deleted("merge")), waits=waits)
     if waits:
         return Course(orders, waits=waits)
     if wish.stop is not None:
@@ -185,7 +185,7 @@ def _working(job: BatchJob, seen: Seen, work: Stage, memory: Known, wish: Wish, 
     if waits:
         return Course(orders, waits=waits)
     if memory.spent("merge"):
-        return Course(orders, over=_failed(_deleted("merge")))
+        return Course(orders, over=failed(_deleted("merge")))
     return Course((*orders, merge))
 
 
@@ -205,29 +205,29 @@ def _merged(merge: Stage) -> Over:
     if not ending.succeeded and said not in PUBLISHED:
         why = _why(ending, "MergeFailed")
         if because is None:
-            return _failed(replace(why, reason="MergeFailed", refusal=False))
-        return _failed(replace(because, message=f"{because.message} What was done could not be published either: {why.message}"))
+            return failed(replace(why, reason="MergeFailed", refusal=False))
+        return failed(replace(because, message=f"{because.message} What was done could not be published either: {why.message}"))
     match partial:
         case "cancelled":
-            return _ended(CANCEL, f"What was done by then is published.{_heard(merge)}")
+            return ended(CANCEL, f"What was done by then is published.{_heard(merge)}")
         case "expired":
-            return _ended(EXPIRE, f"What was done by then is published.{_heard(merge)}")
+            return ended(EXPIRE, f"What was done by then is published.{_heard(merge)}")
         case None if said == "all_lines_failed":
-            return _failed(replace(_why(ending, "AllLinesFailed"), refusal=False))
+            return failed(replace(_why(ending, "AllLinesFailed"), refusal=False))
         case None if said in ENDED_EARLY:
-            return _ended_early(said, answers.counts(merge.words.get("requestCounts")), _tail(ending))
+            return ended_early(said, answers.counts(merge.words.get("requestCounts")), _tail(ending))
         case None:
             return Over("Succeeded", yes("Succeeded", f"All results are published.{_heard(merge)}"))
     default = "TooManyErrors" if partial == "too-many-errors" else "WorkersFailed"
     because = because or Because(default, "The work failed.")
-    return _failed(replace(because, message=f"{because.message} What was done is published.{_heard(merge)}"))
+    return failed(replace(because, message=f"{because.message} What was done is published.{_heard(merge)}"))
 
 
-def _ended(stop: Stop, results: str) -> Over:
+def ended(stop: Stop, results: str) -> Over:
     return Over(stop.ended, no(stop.ended, f"{stop.message} {results}"))
 
 
-def _ended_early(said: str, counts: RequestCounts | None, tail: str) -> Over:
+def ended_early(said: str, counts: RequestCounts | None, tail: str) -> Over:
     """A run that was to be published as it is whole, but had been as it was: by a BatchJob whose run this one goes on with, or by a merge
     that went with its reason. What it lacks nobody runs any more."""
     lacking = "not all requests were run"
@@ -241,11 +241,11 @@ def _ended_early(said: str, counts: RequestCounts | None, tail: str) -> Over:
         case "expired":
             return Over("Expired", no("Expired", message))
         case "too_many_errors":
-            return _failed(Because("TooManyErrors", message))
-    return _failed(Because("WorkersFailed", message))
+            return failed(Because("TooManyErrors", message))
+    return failed(Because("WorkersFailed", message))
 
 
-def _failed(because: Because) -> Over:
+def failed(because: Because) -> Over:
     refusal = no(because.reason, because.message) if because.refusal else None
     return Over("Failed", no(because.reason, because.message), yes(because.reason, because.message), refusal)
 

@@ -45,7 +45,7 @@ class Container:
     running_since: str | None
     ended: End | None  # it has ended, and does not run
     last_end: End | None  # how it ended before it was started again
-    memory_limit: str | None
+    memory_limit: str | None = None
 
     @property
     def failure(self) -> End | None:
@@ -56,7 +56,7 @@ class Container:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     """One pod."""
 
@@ -64,17 +64,17 @@ class Pod:
     revision: str
     created: str
     deleted: str | None  # when its grace period ends
-    node: str
+    node: str = ""
     phase: str
-    reason: str
-    message: str
+    reason: str = ""
+    message: str = ""
     ready: bool
-    ready_since: float | None  # unix seconds, to the second
-    ready_message: str
-    unschedulable: str | None  # the scheduler's text
-    disrupted: str | None
-    lost: bool  # its node does not answer: nobody knows whether its processes still run
-    evicted_after_s: int | None  # how long it stays on such a node; None: for ever
+    ready_since: float | None = None  # unix seconds, to the second
+    ready_message: str = ""
+    unschedulable: str | None = None  # the scheduler's text
+    disrupted: str | None = None
+    lost: bool = False  # its node does not answer: nobody knows whether its processes still run
+    evicted_after_s: int | None = None  # how long it stays on such a node; None: for ever
     containers: tuple[Container, ...]
 
     @property

@@ -19,7 +19,7 @@ from banyan_operator.observed.conditions import messages
 from banyan_operator.observed.diagnosis import Diagnosis, View
 from banyan_operator.observed.ending import Ending, ending
 from banyan_operator.observed.pods import End, Pod, orphans, pods_of
-from banyan_operator.plan import Manifest, Settings, World
+from banyan_operator.plan import Manifest, World
 from banyan_operator.times import seconds
 
 _NOTED_S: Final = 30.0  # at most between the first pod that a Job's controller makes and the start that it notes
@@ -165,7 +165,7 @@ class Seen:
         return not self.running and (self.now is None or self.now.ending is not None or self.now.at_rest(but_lost=True))
 
 
-def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings) -> Seen:
+def see(job: BatchJob, world: World, prior: Mapping[str, Any]) -> Seen:
     """Sort Jobs and pods, and find what is wrong with them."""
     plan, work, merge = (_stage(job, phase, world) for phase in PHASES)
     told = _told_fenced(prior, plan, world.now)
@@ -175,7 +175,7 @@ def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Setting
     seen = Seen(plan, work, merge, orphans(world.children), told, fenced)
     if seen.now is not None and seen.now.ending is not None:
         return seen  # what went wrong on the way to its end no longer keeps anything from working
-    return replace(seen, diagnosis=_diagnosis(seen.now, view_of(job, world, prior, settings, fenced=fenced)))
+    return replace(seen, diagnosis=_diagnosis(seen.now, view_of(job, world, prior, fenced=fenced)))
 
 
 def _told_fenced(prior: Mapping[str, Any], plan: Stage | None, now: float) -> bool | None:
@@ -184,14 +184,12 @@ def _told_fenced(prior: Mapping[str, Any], plan: Stage | None, now: float) -> bo
     return {"True": True, "False": False}.get(str(condition({"status": prior}, "Fenced").get("status")))
 
 
-def view_of(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings, *, fenced: bool) -> View:
+def view_of(job: BatchJob, world: World, prior: Mapping[str, Any], *, fenced: bool) -> View:
     own = job.spec.server
-    accelerator = own.accelerator if own else None
     return View(
         now=world.now,
         startup_timeout_s=own.probes.startup_timeout_seconds if own else 1800,
-        accelerators=f"{accelerator.count} x {accelerator.resource_name}" if accelerator and accelerator.count else "",
-        local=settings.platform == "local",
+        accelerators=own.accelerator.text if own else "",
         sole=not fenced,
         readyz=Readiness.of(world.readyz),
         model_uri=own.model.uri if own else "",

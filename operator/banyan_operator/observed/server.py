@@ -19,7 +19,7 @@ from banyan_operator.observed.diagnosis import Diagnosis, View
 from banyan_operator.observed.failures import last_failure, recorded
 from banyan_operator.observed.pods import Pod, listed, pods_of, strangers
 from banyan_operator.observed.written import Written
-from banyan_operator.plan import Manifest, Settings, World
+from banyan_operator.plan import Manifest, World
 
 SETTLED_S: Final = 2.0
 """From a pod's readiness until all nodes send it requests: its Service lists it, and their proxies learn of that."""
@@ -71,18 +71,17 @@ def status(
     written: Written,
     world: World,
     prior: Mapping[str, Any],
-    settings: Settings,
 ) -> InferenceServerStatus:
     """The whole status. `desired`: the Deployment as rendered now, None where the spec cannot be rendered; `prior`: as it was."""
-    view = _view(server, world, prior, settings)
+    view = _view(server, world, prior)
     seen = see(server, desired, world, view)
-    addresses, route = _addresses(server, world, settings)
+    addresses, route = _addresses(server, world)
     was_ready = is_true({"status": prior}, "Ready")  # while pods follow each other it stays so
     found: dict[str, Finding] = {
         "Accepted": accepted,
         "Available": _available(server, accepted, seen, world),
         "Progressing": _progressing(server, accepted, seen, written),
-        "Ready": _ready(accepted, seen, route, reached=settings.platform == "local" or was_ready or _reached(server, seen, world)),
+        "Ready": _ready(accepted, seen, route, reached=was_ready or _reached(server, seen, world)),
         "Degraded": _degraded(seen, str(prior.get("phase"))),
         **written.found,
     }
@@ -103,7 +102,7 @@ def status(
         url=next((address.url for address in addresses if address.type != "Internal"), addresses[0].url),
         addresses=addresses,
         served_names=server.served_names,
-        accelerator=_accelerator(server) or "cpu",
+        accelerator=server.spec.accelerator.text or "cpu",
         model=ServedModel(
             uri=server.spec.model.uri,
             revision=(prior.get("model") or {}).get("revision"),
@@ -209,14 +208,13 @@ def _enough(server: InferenceServer, rolling: bool) -> int:
     return max(1, wanted - spare)
 
 
-def _view(server: InferenceServer, world: World, prior: Mapping[str, Any], settings: Settings) -> View:
+def _view(server: InferenceServer, world: World, prior: Mapping[str, Any]) -> View:
     return View(
         now=world.now,
         startup_timeout_s=server.spec.probes.startup_timeout_seconds,
-        accelerators=_accelerator(server),
-        local=settings.platform == "local",
+        accelerators=server.spec.accelerator.text,
         readyz=Readiness.of(world.readyz),
-        default_image=server.spec.runtime.image is None and settings.platform == "cluster",
+        default_image=server.spec.runtime.image is None,
         model_uri=server.spec.model.uri,
         events=world.events,
         told=messages(prior),
@@ -353,10 +351,10 @@ def _phase(server: InferenceServer, found: Mapping[str, Finding], seen: Seen) ->
 # --- the rest ---
 
 
-def _addresses(server: InferenceServer, world: World, settings: Settings) -> tuple[tuple[Address, ...], Finding | None]:
+def _addresses(server: InferenceServer, world: World) -> tuple[tuple[Address, ...], Finding | None]:
     """Where the server is reached, and whether the way from outside stands (None where none is wanted)."""
     name, namespace, port = server.metadata.name, server.metadata.namespace, server.spec.service.port
-    own = world.server_url or f"http://{name}.{namespace}.svc" + ("" if port == 80 else f":{port}")
+    own = f"http://{name}.{namespace}.svc" + ("" if port == 80 else f":{port}")
     found = [Address(type="Internal", url=own)]
     service = next((one for one in world.children if one["kind"] == "Service" and one["metadata"]["name"] == name), None)
     for point in _points(service):
@@ -364,7 +362,7 @@ def _addresses(server: InferenceServer, world: World, settings: Settings) -> tup
         if host:
             found.append(Address(type="LoadBalancer", url=f"http://{in_url(host)}" + ("" if port == 80 else f":{port}")))
     ingress = server.spec.ingress
-    if ingress is None or settings.platform == "local":
+    if ingress is None:
         return tuple(found), None
     scheme = "https" if ingress.tls_secret_name else "http"
     live = next((one for one in world.children if one["kind"] == "Ingress" and one["metadata"]["name"] == name), None)
@@ -378,11 +376,6 @@ def _addresses(server: InferenceServer, world: World, settings: Settings) -> tup
 
 def _points(manifest: Manifest | None) -> Sequence[Mapping[str, Any]]:
     return (((manifest or {}).get("status") or {}).get("loadBalancer") or {}).get("ingress") or ()
-
-
-def _accelerator(server: InferenceServer) -> str:
-    accelerator = server.spec.accelerator
-    return f"{accelerator.count} x {accelerator.resource_name}" if accelerator.count else ""
 
 
 def _unless_rolled(prior: Mapping[str, Any], seen: Seen, *path: str) -> Any:

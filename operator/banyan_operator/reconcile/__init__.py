@@ -27,7 +27,7 @@ def decide(resource: Manifest, world: World, settings: Settings) -> Decision:
         told = {**prior, "observedGeneration": metadata.generation, "phase": "Terminating"}
         return Told(leaving(told, world, metadata.generation) if resource["kind"] == "InferenceServer" else told, prior)
     try:
-        parsed = api.parse(resource, strict=settings.platform == "local")
+        parsed = api.parse(resource, strict=False)
     except SpecError as error:
         return Unreadable(resource, str(error), world)
     if isinstance(parsed, InferenceServer):

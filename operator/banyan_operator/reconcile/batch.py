@@ -47,7 +47,7 @@ def decide_batch(job: BatchJob, resource: Manifest, world: World, stored: Mappin
     prior = stored if stored.get("runID", run_id(job)) == run_id(job) else {}  # a copy's, or a backup's: it is of another run
     if observed_batch.is_terminal(prior):
         return _finished(job, resource, world, prior)
-    seen = see(job, world, prior, settings)
+    seen = see(job, world, prior)
     memory = known(prior, seen, world.now)
     hold, stop = _hold(job, world, seen), _stop(job, world, prior)
     wish = Wish(_of_another_run(job, world) or acceptable(job, world, settings), hold, stop)
@@ -57,14 +57,14 @@ def decide_batch(job: BatchJob, resource: Manifest, world: World, stored: Mappin
     accepted, stops = wish.accepted, stop is not None or job.spec.suspend
     if way.over is None and accepted.reason != "NameConflict" and (accepted.status == "True" or stops):
         try:
-            url = world.server_url or (pods_url(world.server) if world.server is not None else None)
+            url = pods_url(world.server) if world.server is not None else None
             wanted = desired_batch.children(job, settings, way.orders, server_url=url, live=world.children, absent=world.absent)
             if accepted.status != "True" or (stop is not None and not any(order.phase == "merge" for order in way.orders)):
                 wanted = tuple(one for one in wanted if one["kind"] == JOB.kind)
             changes = difference(owner(job), wanted, world.children)
         except SpecError as error:
             wish = replace(wish, accepted=no("InvalidSpec", str(error)))
-    return BatchDecision(Observed(job, world, prior, settings, seen, memory, wish, way), stored, changes)
+    return BatchDecision(Observed(job, world, prior, seen, memory, wish, way), stored, changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class BatchDecision:
         )
 
     def _look_again(self, one: Observed, status: Mapping[str, Any]) -> float | None:
-        job, now, watch_s = one.job, one.world.now, WATCH_S[one.settings.platform]
+        job, now = one.job, one.world.now
         if status["phase"] in observed_batch.TERMINAL:
             ttl = job.spec.ttl_seconds_after_finished
             return KEEP_JOB_S if ttl is None else min(KEEP_JOB_S, ttl)
@@ -103,9 +103,9 @@ class BatchDecision:
         if one.wish.accepted.reason in MISSING.values():
             due.append(MISSING_S)
         elif not one.refused and (one.wish.hold is not None or one.course.waits or self.changes.waiting):
-            due.append(min(WAIT_S, watch_s))
+            due.append(WAIT_S)
         elif not one.refused and status["phase"] != "Suspended":
-            due.append(watch_s)
+            due.append(WATCH_S)
         ends = observed_batch.deadline(job, status)
         stage = one.seen.now
         report_due = stage.ending.due if stage is not None and stage.ending is not None and not stage.over(now) else None

@@ -17,7 +17,7 @@ from banyan_operator.observed import events
 from banyan_operator.observed.conditions import FORBIDDEN, Finding, no, refused, yes
 from banyan_operator.plan import Manifest, Outcome, Plan, Report, Settings, World
 
-WATCH_S: Final = {"cluster": 10.0, "local": 1.0}
+WATCH_S: Final = 10.0
 """How often what is moving is looked at: progress and loading are seen by asking, not by a watch."""
 UNTOLD_S: Final = (5.0, 300.0)  # a ready server that has not yet said what it serves: looked at after this, ever more seldom up to that
 MISSING_S: Final = 30.0

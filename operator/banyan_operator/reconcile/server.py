@@ -39,7 +39,7 @@ def decide_server(server: InferenceServer, world: World, prior: Mapping[str, Any
     deployment = next((manifest for manifest in wanted if manifest["kind"] == DEPLOYMENT.kind), None)
     if lacks and live is not None and deployment is not None:
         deployment, changes = _upkeep(deployment, live, changes)
-    return ServerDecision(server, world, prior, settings, accepted, changes, deployment, live)
+    return ServerDecision(server, world, prior, accepted, changes, deployment, live)
 
 
 def _upkeep(wanted: Manifest, live: Manifest, changes: Difference) -> tuple[Manifest | None, Difference]:
@@ -59,7 +59,6 @@ class ServerDecision:
     server: InferenceServer
     world: World
     prior: Mapping[str, Any]
-    settings: Settings
     accepted: Finding
     changes: Difference
     wanted: Manifest | None  # the Deployment as rendered; None where the spec cannot be
@@ -86,7 +85,7 @@ class ServerDecision:
     def report(self, outcome: Outcome) -> Report:
         accepted = carried_out(self.accepted, self.changes, outcome)
         came = written(owner(self.server), wanted_optional(self.server), self.changes.waiting, self.world, outcome, self.prior)
-        status = observed_server.status(self.server, accepted, self.wanted, came, self.world, self.prior, self.settings).dump()
+        status = observed_server.status(self.server, accepted, self.wanted, came, self.world, self.prior).dump()
         told = [*self.changes.events, *self._rollout_events(outcome)] if self.acts else []
         return Report(
             status=if_changed(status, self.prior),
@@ -103,7 +102,7 @@ class ServerDecision:
         ready = observed_server.serves_as_wanted({"status": status})
         quiet = accepted.status == "False" or (settled and ready) or self.server.spec.paused
         told_until = contested_until(status)
-        due = [] if quiet else [WATCH_S[self.settings.platform]]
+        due = [] if quiet else [WATCH_S]
         due += [observed_server.SETTLED_S] if condition({"status": status}, "Ready").get("reason") == "EndpointsPending" else []
         untold = quiet and status.get("readyReplicas") and not status["model"].get("contextLength")
         if untold:  # its last answer is older than its readiness, or got lost

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import functools
 import json
 import os
@@ -17,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -246,23 +244,6 @@ def test_a_state_folder_with_logs_of_somebody_elses_is_left_alone(tmp_path: Path
 
 
 @pytest.mark.long
-def test_a_machine_whose_clock_is_put_back_is_watched_as_before(
-    tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put_back = tmp_path / "put-back"
-    (tmp_path / "patch").mkdir()
-    (tmp_path / "patch" / "sitecustomize.py").write_text(
-        f"import os, time\nreal = time.time\ntime.time = lambda: real() - 3600 * os.path.exists({str(put_back)!r})\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "patch"), prepend=os.pathsep)
-    operator = start_operator(write(tmp_path / "m", server(stand_in, env={"LOAD_S": "2"})))
-    operator.wait(lambda: operator.phase("chat") == "Loading")
-    put_back.touch()
-    operator.wait(lambda: operator.phase("chat") == "Ready")
-    assert operator.stop() == 0
-
-
-@pytest.mark.long
 def test_a_reader_that_leaves_ends_it_cleanly(tmp_path: Path, stand_in: Any) -> None:
     words = ["local", "-f", str(write(tmp_path / "m", server(stand_in))), "--state-dir", str(tmp_path / "state")]
     running = subprocess.Popen([sys.executable, "-m", "banyan_operator", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -360,32 +341,6 @@ def test_a_second_interrupt_kills_what_does_not_want_to_end(tmp_path: Path, stan
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("interrupts", [1, 2])
-def test_a_stopped_launcher_keeps_nothing_from_its_end(tmp_path: Path, stand_in: Any, start_operator: Any, interrupts: int) -> None:
-    grace = 60 if interrupts == 2 else 5
-    drain = {"preStopSeconds": 0, "terminationGracePeriodSeconds": grace}
-    operator = start_operator(write(tmp_path / "m", server(stand_in, env={"CHILD": "1"}, drain=drain)))
-    operator.wait(lambda: operator.phase("chat") == "Ready")
-    below = operator.processes()
-    assert len(below) == 3
-    launcher = next(process for process in below if process.parent() == psutil.Process(operator.process.pid))
-    launcher.suspend()
-    for _ in range(interrupts):
-        operator.process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
-    assert operator.process.wait(15) == 0
-    assert operator.survivors() == []
-
-
-@pytest.mark.long
-def test_a_wait_that_is_interrupted_is_no_success(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
-    operator = start_operator(write(tmp_path / "m", server(stand_in, env={"LOAD_S": "60"})), "--until-done")
-    operator.wait(lambda: operator.phase("chat") == "Loading")
-    assert operator.stop(signal.SIGINT) == 130
-    assert operator.survivors() == []
-
-
-@pytest.mark.long
 def test_accelerators_are_given_to_one_pod_each_and_who_comes_too_late_is_told(
     tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,16 +359,6 @@ def test_accelerators_are_given_to_one_pod_each_and_who_comes_too_late_is_told(
 
 
 @pytest.mark.long
-def test_a_pod_that_asks_for_no_accelerator_sees_none(
-    tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
-    operator = start_operator(write(tmp_path / "m", server(stand_in)))
-    operator.wait(lambda: operator.phase("chat") == "Ready")
-    assert get(operator.url("chat") + "/who")["env"]["CUDA_VISIBLE_DEVICES"] == ""
-
-
-@pytest.mark.long
 def test_two_operators_do_not_share_a_state_folder(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     manifests = write(tmp_path / "m", server(stand_in))
     operator = start_operator(manifests)
@@ -422,19 +367,6 @@ def test_two_operators_do_not_share_a_state_folder(tmp_path: Path, stand_in: Any
     assert second.returncode == 75
     assert str(operator.process.pid) in second.stderr
     assert len(second.stderr.splitlines()) == 1
-    assert operator.stop() == 0
-
-
-@pytest.mark.long
-def test_who_only_looks_at_a_state_folder_keeps_nobody_out(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
-    state = tmp_path / "state"
-    state.mkdir()
-    with (state / "lock").open("a+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)  # as `status` does, for an instant
-        operator = start_operator(write(tmp_path / "m", server(stand_in)), state=state)
-        started = psutil.Process(operator.process.pid)
-        operator.wait(lambda: str(state / "lock") in [one.path for one in started.open_files()])
-    operator.wait(lambda: operator.phase("chat") == "Ready")
     assert operator.stop() == 0
 
 

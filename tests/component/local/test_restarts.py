@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from banyan_operator.local.snapshot import Snapshot
+from banyan_operator.local.state import Snapshot
 from tests.component.local.test_local import WORKER, batch_job, command, server, write
 
 OTHER = {"uri": "pvc://batches/other.jsonl"}
@@ -38,7 +38,7 @@ def test_an_edit_that_is_refused_live_makes_no_new_batch_at_a_start(
     manifests = write(tmp_path / "m", server(stand_in), batch_job(0, **spec))
     assert until_done(start_operator, manifests).code == 0
     write(manifests, server(stand_in), batch_job(0, **spec, input=OTHER))
-    before = Snapshot.read(tmp_path / "state").of_kind("BatchJob")[0]
+    before = next(one for one in Snapshot.read(tmp_path / "state").resources if one["kind"] == "BatchJob")
     again = until_done(start_operator, manifests)
     assert again.code == 0, again.log.read_text()
     after = again.resource("nightly")

@@ -119,48 +119,7 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
     assert eventually(lambda: all(is_gone(child.pid) for child in children))
 
 
-@pytest.mark.parametrize("woken", [True, False])
-def test_a_stopped_launcher_is_killed_with_everything_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, woken: bool) -> None:
-    """One that nothing wakes (a debugger has it) is killed from outside."""
-    log = tmp_path / "log"
-    below: list[psutil.Process] = []
-    killed_at = 0.0
-    if not woken:
-        monkeypatch.setattr(Process, "_tell", lambda *_: None)
-
-    def stop(process: Process) -> None:
-        nonlocal killed_at
-        assert eventually(lambda: log.read_text().endswith("\n"))
-        below.extend(psutil.Process(process.pid).children(recursive=True))
-        os.kill(process.pid, signal.SIGSTOP)
-        assert eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
-        killed_at = time.monotonic()
-        process.kill()
-
-    assert run(WITH_DAEMON, log, "stay", then=stop) == 137
-    assert time.monotonic() - killed_at < 60.0  # the command itself would take 600 s
-    assert len(below) == 2
-    assert eventually(lambda: all(is_gone(one.pid) for one in below))
-
-
-def test_a_stopped_launcher_hands_a_sigterm_on(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-
-    def stop(process: Process) -> None:
-        assert eventually(lambda: "up" in log.read_text())
-        os.kill(process.pid, signal.SIGSTOP)
-        process.terminate()
-
-    assert (
-        run(
-            STUBBORN.replace("SIGTERM, signal.SIG_IGN", "SIGTERM, lambda *_: os._exit(7)").replace("import ", "import os, "), log, then=stop
-        )
-        == 7
-    )
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-def test_when_the_starting_process_is_killed_everything_it_started_dies(tmp_path: Path, stopped: bool) -> None:
+def test_when_the_starting_process_is_killed_everything_it_started_dies(tmp_path: Path) -> None:
     log = tmp_path / "log"
     parent_code = textwrap.dedent(
         f"""
@@ -181,9 +140,6 @@ def test_when_the_starting_process_is_killed_everything_it_started_dies(tmp_path
     assert eventually(lambda: log.exists() and log.read_text().endswith("\n"))
     daemon = int(log.read_text())
     assert psutil.pid_exists(daemon)
-    if stopped:
-        os.kill(launcher, signal.SIGSTOP)
-        assert eventually(lambda: psutil.Process(launcher).status() == psutil.STATUS_STOPPED)
     parent.kill()
     parent.wait()
     assert eventually(lambda: is_gone(launcher) and is_gone(daemon))

@@ -19,7 +19,7 @@ from banyan_operator.desired.podtemplate import merged
 from banyan_operator.kube.kinds import POD_MONITOR, SERVICE_MONITOR
 from banyan_operator.kube.objects import Ref
 from banyan_operator.plan import Manifest, Settings
-from tests.unit.operator.conftest import LOCAL, SETTINGS, a_batch, a_server, an_own_server_batch, merge
+from tests.unit.operator.conftest import SETTINGS, a_batch, a_server, an_own_server_batch, merge
 
 IN_CLUSTER = replace(SETTINGS, namespace="banyan-system")
 MONITORED: dict[str, Any] = {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}
@@ -212,13 +212,6 @@ def test_what_the_cluster_has_no_api_for_is_left_out_and_named():
     found = render(manifest, absent=frozenset({"PodMonitor"}))
     assert "PodMonitor" not in found
     assert "ServiceMonitor" in found
-
-
-def test_local_mode_makes_only_what_somebody_acts_on_there():
-    spec = {"replicas": 2, "networkPolicy": {"enabled": True}, "metrics": MONITORED, "ingress": {"hosts": ["a.example"]}}
-    assert render(a_server(**spec), LOCAL).keys() == {"ServiceAccount", "Service", "ControllerRevision", "Deployment"}
-    batches = {"networkPolicy": {"enabled": True}, "metrics": {"podMonitor": {"enabled": True}}}
-    assert render(a_batch(**batches), LOCAL).keys() == {"ServiceAccount", "Job"}
 
 
 # --- lists that are merged by keys ---

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from banyan_operator.observed.diagnosis import View, worst
+from banyan_operator.observed.pods import pods_of
 from banyan_operator.plan import Manifest
 from banyan_operator.times import stamp
-from tests.unit.operator.conftest import LOCAL, a_server, merge
+from tests.unit.operator.conftest import a_server, merge
 from tests.unit.operator.servers import (
     GPU,
     NOW,
@@ -147,10 +149,16 @@ def test_a_pod_that_does_not_go_away_is_told():
     assert ready(observe(SERVER, deployment(SERVER), gone))["reason"] == "TerminationStuck"
 
 
+def in_local_mode(server, seen):
+    view = View(now=NOW, startup_timeout_s=1800, accelerators="", local=True, model_uri=server["spec"]["model"]["uri"])
+    owner = {"metadata": {"uid": seen["metadata"]["ownerReferences"][0]["uid"]}}
+    return worst(pods_of([owner], [seen]), view)
+
+
 def test_a_killed_process_of_local_mode_is_no_memory_matter():
-    found = ready(observe(SERVER, deployment(SERVER), pod(SERVER, **crashed(137)), settings=LOCAL))
-    assert found["reason"] == "CrashLoop"
-    assert "137" in found["message"]
+    found = in_local_mode(SERVER, pod(SERVER, **crashed(137)))
+    assert found.reason == "CrashLoop"
+    assert "137" in found.message
 
 
 @pytest.mark.parametrize(
@@ -163,9 +171,9 @@ def test_a_killed_process_of_local_mode_is_no_memory_matter():
 def test_a_claim_of_local_mode_without_the_model_is_told_as_the_folder_that_it_is(uri, words):
     server = a_server(model={"uri": uri})
     missing = pod(server, **crashed(65, '{"code":"model_not_found","message":"no such folder"}'))
-    found = ready(observe(server, deployment(server), missing, settings=LOCAL))
-    assert found["reason"] == "ModelInvalid"
-    assert all(word in found["message"] for word in words), found["message"]
+    found = in_local_mode(server, missing)
+    assert found.reason == "ModelInvalid"
+    assert all(word in found.message for word in words), found.message
     in_a_cluster = ready(observe(server, deployment(server), missing))["message"]
     assert "spec.model.uri" in in_a_cluster
     assert "--volume" not in in_a_cluster

@@ -34,7 +34,7 @@ from tests.unit.operator.batches import (
     reasons,
     running,
 )
-from tests.unit.operator.conftest import LOCAL, Turn, a_batch, a_server, an_own_server_batch, anything, merge, spoilt
+from tests.unit.operator.conftest import Turn, a_batch, a_server, an_own_server_batch, anything, merge, spoilt
 
 
 def test_a_new_batch_makes_its_job():
@@ -163,12 +163,6 @@ def test_a_published_batch_has_succeeded_with_the_workers_own_counts():
     assert not plan.apply
 
 
-def test_in_local_mode_the_uris_are_files_that_one_can_open():
-    plan = observe(BATCH, job(**COMPLETE), *published(), settings=LOCAL)
-    assert plan.status["outputURI"] == "/data/out/output.jsonl"
-    assert plan.status["manifestURI"] == "/data/out/manifest.json"
-
-
 # --- lost nodes ---
 
 
@@ -253,7 +247,6 @@ def test_the_worker_is_sent_to_the_address_that_the_driver_knows():
         (container,) = plan.apply[-1]["spec"]["template"]["spec"]["containers"]
         return str(next(one["value"] for one in container["env"] if one["name"] == "BANYAN_SERVER_URL"))
 
-    assert url(observe(planned(), server_url="http://127.0.0.1:20001")) == "http://127.0.0.1:20001"
     port = merge(SERVING, {"spec": {"service": {"port": 8080}}})
     assert url(observe(planned(), server=port)) == "http://tiny--pods.team.svc:8000"  # of the pods, each by its own address
 

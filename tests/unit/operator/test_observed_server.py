@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from banyan_operator.plan import Outcome, Ref, World
 from banyan_operator.times import rough, stamp
-from tests.unit.operator.conftest import DONE, LOCAL, a_server, merge, spoilt, turn
+from tests.unit.operator.conftest import DONE, a_server, merge, spoilt, turn
 from tests.unit.operator.servers import (
     NOW,
     READY,
@@ -82,11 +82,6 @@ def test_what_a_server_says_that_cannot_be_counts_as_not_said(body, loading):
     told = plan.status["model"].get("contextLength")
     assert told is None or (told == said and not isinstance(said, bool))
     assert plan.status.get("runtimeVersion") in (None, body.get("version"))
-
-
-def test_the_drivers_own_address_is_shown_where_it_has_one():
-    plan = observe(SERVER, deployment(SERVER), pod(SERVER, **READY), settings=LOCAL, server_url="http://127.0.0.1:20001")
-    assert plan.status["url"] == "http://127.0.0.1:20001"
 
 
 def test_one_of_two_failing_is_degraded_not_ready():
@@ -218,9 +213,6 @@ def test_an_ingress_without_an_address_keeps_the_server_from_being_ready():
     plan = observe(server, deployment(server), pod(server, **READY), ingress)
     assert ready(plan)["status"] == "True"
     assert plan.status["url"] == "https://llm.example.com"
-    local = observe(server, deployment(server), pod(server, **READY), settings=LOCAL)
-    assert "RouteReady" not in conditions(local)
-    assert "spec.ingress" in conditions(local)["Accepted"]["message"]
 
 
 def test_the_longest_names_that_a_spec_may_have_can_be_told():

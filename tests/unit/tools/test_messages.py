@@ -105,7 +105,7 @@ def test_a_check_tells_of_a_changed_sentence_and_writes_nothing(sources: Path) -
         ("observed/diagnosis.py", "condition", "reason=OOMKilled"),
         ("observed/events.py", "event", "reason=RolloutFinished"),
         ("api/validation.py", "problem", "field=metadata.name"),
-        ("local/app.py", "BusyError", "exit_code=75"),
+        ("local/state.py", "BusyError", "exit_code=75"),
     ],
 )
 def test_the_catalogue_knows_the_products_messages(module: str, speaker: str, known: str) -> None:

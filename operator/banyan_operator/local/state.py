@@ -1,4 +1,4 @@
-"""status.json: what a running local mode shows of itself, for `banyan-operator status`, for scripts, and for the screen."""
+"""The state folder: its lock, and status.json, which a running local mode shows of itself to `banyan-operator status` and to scripts."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Final, Literal
 
-from banyan_operator.kube.objects import condition, key_of
-from banyan_operator.local.errors import LocalError, NotRunningError, StateError
-from banyan_operator.plan import Manifest
+from banyan_operator.kube.kinds import Manifest
+from banyan_operator.kube.objects import key_of
+from banyan_operator.local.errors import BusyError, LocalError, NotRunningError, StateError
 
 State = Literal["running", "stopping", "stopped"]
 
-FILE = "status.json"
-LOCK = "lock"
-FINISHED = ("Succeeded", "Failed", "Cancelled", "Expired")
-"""Phases of a BatchJob that are its last."""
-_SHOWN = 200  # characters of what is wrong with it, which may be all of it
-_REMEDY = "restore it; or start with --fresh, or delete it, and which BatchJobs ran is forgotten"
+FILE: Final = "status.json"
+LOCK: Final = "lock"
+CLEARED: Final = ("pods", "logs")  # what an earlier operator left
+LOOK_S: Final = 0.5
+"""How long the lock of a state folder may be held by a `status` that looks whether somebody works there."""
+_SHOWN: Final = 200  # characters of what is wrong with status.json, which may be all of it
+_REMEDY: Final = "restore it; or start with --fresh, or delete it, and which BatchJobs ran is forgotten"
+_ELSEWHERE: Final = "choose another folder with --state-dir"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Snapshot:
     version: str
     resources: tuple[Manifest, ...]  # as `kubectl get -o json` shows them
     pods: tuple[PodLine, ...]
-    loading: Mapping[str, Mapping[str, Any]]  # 'Kind/name' of what starts a server → the body of its /readyz
+    loading: Mapping[str, Mapping[str, Any]]  # 'kind/name' of what starts a server → the body of its /readyz
 
     def write(self, folder: Path) -> None:
         """Into status.json, in one piece: a reader never sees half of it, nor does the next start after a power cut. Waits for the disk.
@@ -66,15 +70,7 @@ class Snapshot:
         be taken for new."""
         try:
             found = json.loads((folder / FILE).read_text())
-            known = {each.name for each in fields(PodLine)}  # a later version may show more
-            snapshot = Snapshot(
-                state=found["state"],
-                pid=found["pid"],
-                version=found["version"],
-                resources=tuple(found["resources"]),
-                pods=tuple(PodLine(**{name: value for name, value in pod.items() if name in known}) for pod in found["pods"]),
-                loading=found["loading"],
-            )
+            snapshot = Snapshot(**{**found, "resources": tuple(found["resources"]), "pods": tuple(PodLine(**pod) for pod in found["pods"])})
             for resource in snapshot.resources:
                 _check(resource)
         except (FileNotFoundError, NotADirectoryError):
@@ -84,21 +80,17 @@ class Snapshot:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateError(f"{folder / FILE} is not what this version writes ({repr(error)[:_SHOWN]}); {_REMEDY}") from None
         if snapshot.state != "stopped" and owner(folder) != snapshot.pid:  # it was killed before it could say so
-            return Snapshot(**{**{name: getattr(snapshot, name) for name in Snapshot.__slots__}, "state": "stopped"})
+            return replace(snapshot, state="stopped")
         return snapshot
-
-    def of_kind(self, kind: str) -> list[Manifest]:
-        return [resource for resource in self.resources if resource["kind"] == kind]
 
 
 def _check(resource: Manifest) -> None:
     """Raises one of what `Snapshot.read` takes for damage where it has not the form of a Kubernetes object."""
-    key_of(resource)
-    if not isinstance(resource["metadata"]["uid"], str) or not isinstance(resource["spec"], dict):
-        raise TypeError(f"metadata.uid or spec of {key_of(resource)}")
     status = resource.get("status", {})
-    if not isinstance(status, dict) or not all(isinstance(one, dict) for one in status.get("conditions", [])):
-        raise TypeError(f"status of {key_of(resource)}")
+    conditions = status.get("conditions", [])
+    texts = (key_of(resource).name, resource["metadata"]["uid"])
+    if not all(isinstance(one, str) for one in texts) or not all(isinstance(one, dict) for one in (resource["spec"], *conditions)):
+        raise TypeError(f"metadata.uid, spec or status of {key_of(resource)}")
 
 
 def _sync_folder(folder: Path) -> None:
@@ -108,31 +100,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def phase(resource: Manifest) -> str:
-    return str(resource.get("status", {}).get("phase", "Pending"))
-
-
-def reason(resource: Manifest) -> str:
-    """Why a resource is not as it should be, in the words of its conditions."""
-    if resource["kind"] == "InferenceServer":
-        order = [("Accepted", "False"), ("Ready", "False"), ("Ready", "Unknown")]
-    else:
-        order = [
-            ("Failed", "True"),
-            ("Accepted", "False"),
-            ("Complete", "True"),
-            ("Cancelled", "True"),
-            ("Expired", "True"),
-            ("Running", "False"),
-            ("Running", "Unknown"),
-        ]
-    for kind, status in order:
-        found = condition(resource, kind)
-        if found.get("status") == status:
-            return f"{found['reason']}: {found['message']}" if found["message"] else str(found["reason"])
-    return ""
 
 
 # --- state folders ---
@@ -152,7 +119,7 @@ def state_home() -> Path:
 
 
 def home(instead: str) -> Path:
-    """The user's home. Raises StateError where there is none: a user whom the system does not know, as containers have, without HOME.
+    """The user's home. Raises StateError for a user whom the system does not know, as containers have, without HOME.
 
     `instead`: what helps besides setting it.
     """
@@ -160,6 +127,44 @@ def home(instead: str) -> Path:
         return Path.home()
     except RuntimeError:
         raise StateError(f"user {os.getuid()} has no home folder: HOME is not set; set it, or {instead}") from None
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Hold `folder` for this operator alone, and clear away what the last one left.
+
+    Raises BusyError when somebody else has it, StateError when it cannot be written.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            left = next((name for name in CLEARED if (folder / name).exists()), None)
+            if left is not None and not (folder / LOCK).exists():
+                raise StateError(f"{folder} holds '{left}', which local mode did not make and would clear away; {_ELSEWHERE}")
+            lock = held.enter_context((folder / LOCK).open("a+"))
+            _lock(lock)
+            os.ftruncate(lock.fileno(), 0)
+            os.write(lock.fileno(), str(os.getpid()).encode())  # past the buffer, which would be written again when it is closed
+        except BlockingIOError:
+            lock.seek(0)
+            raise BusyError(f"{folder} is in use by process {lock.read() or 'unknown'}; stop that one, or {_ELSEWHERE}") from None
+        except OSError as error:
+            raise StateError(f"{folder} cannot be used: {error.strerror}; {_ELSEWHERE}") from None
+        for name in CLEARED:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        yield
+
+
+def _lock(file: IO[str]) -> None:
+    """Lock for this process alone. Raises BlockingIOError when an operator has it; who only looks has it for an instant."""
+    deadline = time.monotonic() + LOOK_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(LOOK_S / 10)
 
 
 def only_running() -> Path:
@@ -176,10 +181,9 @@ def owner(folder: Path) -> int | None:
     """The process id of the operator that works in `folder`, if one does. Raises StateError where that cannot be seen."""
     try:
         with (folder / LOCK).open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return int(file.read() or 0)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int((folder / LOCK).read_text() or 0)
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The proxy of a Service: turns, streams, dead backends, and what a client hears when nothing is ready."""
+"""The proxy of a server: turns, streams, dead replicas, and what a client hears when nothing is ready."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from banyan_operator.local.ports import FIRST, LAST, Ports
-from banyan_operator.local.services import HOST, Proxy
+from banyan_operator.local.ports import FIRST, HOST, LAST, Ports
+from banyan_operator.local.proxy import Proxy
 
 
 async def backend(name: bytes, *, gone: asyncio.Event | None = None) -> tuple[asyncio.Server, int]:
@@ -53,7 +53,7 @@ async def get(session: aiohttp.ClientSession, proxy: Proxy) -> str:
 def test_connections_go_to_the_ready_pods_in_turn() -> None:
     async def work(proxy: Proxy, session: aiohttp.ClientSession) -> None:
         (_one, one), (_two, two) = await backend(b"one"), await backend(b"two")
-        proxy.backends = [one, two]
+        proxy.targets = [one, two]
         assert sorted([await get(session, proxy) for _ in range(4)]) == ["one", "one", "two", "two"]
 
     with_proxy(work)
@@ -64,7 +64,7 @@ def test_a_backend_that_refuses_is_passed_over() -> None:
         (_one, one), (gone, two) = await backend(b"one"), await backend(b"two")
         gone.close()
         await gone.wait_closed()
-        proxy.backends = [two, one]
+        proxy.targets = [two, one]
         assert [await get(session, proxy) for _ in range(3)] == ["one"] * 3
 
     with_proxy(work)
@@ -84,7 +84,7 @@ def test_a_client_that_leaves_a_stream_is_noticed_by_the_backend() -> None:
     async def work(proxy: Proxy, session: aiohttp.ClientSession) -> None:
         gone = asyncio.Event()
         _server, port = await backend(b"", gone=gone)
-        proxy.backends = [port]
+        proxy.targets = [port]
         response = await session.get(f"http://{HOST}:{proxy.port}/")
         assert await response.content.readline() == b"data: one\n"
         response.close()

@@ -1,3 +1,0 @@
-"""Pods by hand."""
-
-from tests.support.local import lead_pod  # noqa: F401
