@@ -249,7 +249,7 @@ class RunnerInfo:
     kv_bytes: int
     available_bytes: int  # free device (or host) memory after everything was allocated
     graph_bytes: int = 0  # of captured graphs
-    batch_invariant: bool = True  # whether a request's greedy tokens do not depend on what else runs
+    batch_invariant: bool = False  # whether a request's greedy tokens do not depend on what else runs
     features: frozenset[Feature] = frozenset()
     phase_seconds: dict[str, float] = field(default_factory=dict)
 

@@ -182,7 +182,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int
     available_bytes: int = 0  # free device (or host) memory after everything was allocated
     graph_bytes: int = 0  # of captured CUDA graphs
-    batch_invariant: bool = True  # whether greedy text does not depend on what else runs
+    batch_invariant: bool = False  # whether greedy text does not depend on what else runs
     features: tuple[str, ...] = ()  # of step.Feature
     phase_seconds: dict[str, float] = {}
     software: dict[str, str] = {}  # versions of what computes: torch, cuda, flashinfer; "" for what is not there

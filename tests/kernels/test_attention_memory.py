@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from banyan_runtime.model.attention import Attention, Held, Replayed, tiles, torch_native
+from banyan_runtime.model.attention import Held, Replayed, torch_native
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
 from banyan_runtime.model.attention.torch_native import TorchAttention
 from banyan_runtime.model.memory_profiling import MIB
@@ -30,7 +30,7 @@ MOST = 72 * MIB
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PretendedGpu]:
-    monkeypatch.setattr(tiles, "_MOST_CHUNKS", 3)
+    monkeypatch.setattr(torch_native, "BLOCK", BLOCK)
     with pretended(monkeypatch, tmp_path) as found:
         yield found
 
@@ -91,24 +91,14 @@ def test_keys_of_flashinfer_are_looked_up_in_bounded_memory(gpu: PretendedGpu, r
     assert taken(gpu, lambda: attention.fill(step, table, held) if replayed else attention.plan(step, table)) < MOST
 
 
-@pytest.mark.parametrize(("rows", "queries", "window"), [(2048, 1, None), (8, 4096, 4096)])
 @torch.inference_mode()
-def test_what_plain_attention_keeps_for_all_layers_is_bounded(gpu: PretendedGpu, rows: int, queries: int, window: int | None) -> None:
-    """Of sixteen million keys, or of two million keys of which each of 64 queries sees some."""
-    attention: Attention = TorchAttention(spec(window), pool(torch.float32), lambda: None)
-    step, table = shared(rows, queries, 8192)
-    assert taken(gpu, lambda: attention.plan(step, table)) < MOST
-
-
-@torch.inference_mode()
-def test_memory_of_plain_attention_does_not_grow_with_what_many_rows_see(gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_native, "KEPT", 1 << 16, raising=False)
+def test_memory_of_plain_attention_does_not_grow_with_what_many_rows_see(gpu: PretendedGpu) -> None:
     keys, q, most = pool(torch.float32), torch.zeros((40, HEADS, DIM), device=DEVICE), {}
     for blocks in (4, 16):
         step, table = shared(40, 1, blocks * BLOCK)
         attention = TorchAttention(spec(None), keys, lambda: None)
 
-        def compute(attention: Attention = attention, step: Step = step, table: SlotTable = table) -> None:
+        def compute(attention: TorchAttention = attention, step: Step = step, table: SlotTable = table) -> None:
             attention.plan(step, table)
             attention.attend(0, q)
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from banyan_runtime.model.attention import Held, flashinfer_paged, most_sequences
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
 from banyan_runtime.model.graphs import Sizes
-from banyan_runtime.model.layers import PackedKernels
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.model.torch_forward import TorchForward
 from banyan_runtime.step import I32, PADDING_SLOT, Ragged, RowUpdates, Step, TableShape
@@ -206,7 +205,6 @@ def test_a_model_says_the_same_with_and_without_replays(
     """Three texts of different lengths that come and go: the graphs are for 1, 2 and 4 rows and for 16 and 24 other tokens, so some steps
     are padded, and the longest prompt goes by them."""
     monkeypatch.setattr(FlashInferAttention, "refusal", staticmethod(lambda *_: None))
-    monkeypatch.setattr(PackedKernels, "supports", staticmethod(lambda dtype: False))
     model = tiny_model(family)
     for recorder in (None, Again()):
         runner = model.load(runner="torch")

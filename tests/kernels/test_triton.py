@@ -18,7 +18,7 @@ from banyan_runtime.model.attention.triton_paged import TritonAttention, Way
 from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.graphs import Sizes
 from banyan_runtime.model.kernels import FEWEST_ROWS, LARGE
-from banyan_runtime.model.layers import PackedKernels, PlainKernels, RmsNorm
+from banyan_runtime.model.layers import PlainKernels, RmsNorm
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.runner import ModelRunner
@@ -264,12 +264,12 @@ def assert_heads_are_the_heads(
     device, dtype = torch.device(DEVICE), qkv.dtype
     rope = Rope(shape, dtype, device)
     rope.reserve(4096)
-    at = [rope.at(torch.tensor(positions, device=DEVICE))]
+    at = rope.at(torch.tensor(positions, device=DEVICE))
     found = []
     for made in (FusedKernels(), PlainKernels()):
         pool = KvPool(shape, 32, 4, dtype, device, kept)
         cells = Cells(pool, torch.tensor([7, 30, 12, PADDING_SLOT], device=DEVICE))
-        queries = made.heads(shape, rope, *norms)(0, [qkv], at, cells)
+        queries = made.heads(shape, rope, *norms)(0, qkv, at, cells)
         keys, values = (part.to(dtype) for part in pool.slots(0))
         found.append((queries, keys[:, 1:], values[:, 1:]))
         assert isinstance(made, FusedKernels) <= (not keys[:, PADDING_SLOT].any())
@@ -346,7 +346,7 @@ def test_turned_and_attended_in_one_launch(
         assert texts.attention.turns
         with monkeypatch.context() as patch:
             patch.setattr(TritonAttention, "turns", turns)
-            out = FusedKernels().heads(shape, rope, *norms).attended(0, [qkv], [at], texts.attention)
+            out = FusedKernels().heads(shape, rope, *norms).attended(0, qkv, at, texts.attention)
         found.append((out[:7], *(part.to(dtype)[:, 1:] for part in texts.pool.slots(0))))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5, equal_nan=True)
@@ -361,7 +361,6 @@ def test_a_model_of_all_of_them_says_what_transformers_says(
 ) -> None:
     monkeypatch.setattr(fused, "supports", lambda *_: True)
     monkeypatch.setattr(TritonAttention, "refusal", staticmethod(lambda *_: None))
-    monkeypatch.setattr(PackedKernels, "supports", staticmethod(lambda dtype: False))
     model = tiny_model(family)
     requests = [Request([(31 * row + 7 * i) % VOCAB for i in range(20 + row)], new_tokens=12, row=row, start=row) for row in range(3)]
     runner = model.load(device=DEVICE, runner="torch")
@@ -375,7 +374,6 @@ def replaying(model: TinyModel, recorder: capture.Recorder, monkeypatch: pytest.
     """With graphs for 1, 2 and 4 rows, and for 16 and 24 tokens of other steps."""
     monkeypatch.setattr(fused, "supports", lambda *_: True)
     monkeypatch.setattr(TritonAttention, "refusal", staticmethod(lambda *_: None))
-    monkeypatch.setattr(PackedKernels, "supports", staticmethod(lambda dtype: False))
     runner = model.load(device=DEVICE, runner="torch", disable_cuda_graph=True)
     forward = runner.forward
     assert isinstance(forward, TorchForward)

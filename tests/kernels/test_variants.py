@@ -12,7 +12,6 @@ from banyan_runtime.model import fused, fused_products, torch_forward
 from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.kernels import paged_attention, products, rows
-from banyan_runtime.model.layers import PackedKernels
 from tests.kernels.test_triton import DEVICE
 from tests.support.models.driver import Driver, Request
 from tests.support.models.tiny import VOCAB, TinyModel
@@ -52,7 +51,6 @@ def test_no_request_waits_for_a_compiler(tiny_model: Callable[[str], TinyModel],
     for name, value in {"KEYS": 16, "STRETCH": 32, "TOGETHER": 2, "PROGRAMS": 16, "ENOUGH": 8}.items():
         monkeypatch.setattr(triton_paged, name, value)
     monkeypatch.setattr(TritonAttention, "refusal", staticmethod(lambda *_: None))
-    monkeypatch.setattr(PackedKernels, "supports", staticmethod(lambda dtype: False))
     if DEVICE == "cpu":  # where nobody writes, there are numbers all the same
         monkeypatch.setattr(torch, "empty", torch.zeros)
         monkeypatch.setattr(torch, "empty_like", torch.zeros_like)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from banyan_runtime.model.attention import Attention, Held
-from banyan_runtime.model.heads import joined
-from banyan_runtime.model.invariance import aligned, report
-from banyan_runtime.model.layers import Entry, Head, Kernels
+from banyan_runtime.model.layers import Kernels
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.step import Pulse
@@ -32,68 +28,44 @@ class Decoder:
         self.dtype = self.embed.dtype
         self.blocks = [_Block(spec, index, weights, kernels, rope) for index in range(spec.layers)]
         self.norm = kernels.norm(weights.pop("norm"), spec.norm_eps)
-        self.head = Head(self.embed if spec.tied else weights.pop("head"), kernels)
+        self.head = kernels.linear(self.embed if spec.tied else weights.pop("head"), None)
         self.sampler = kernels.sampler()
         self.mail = kernels.mail(self.embed.device)
         self._begin = kernels.begin(self.embed, rope)
         assert not weights, f"no layer took {sorted(weights)}"
-        self.rows = kernels.rows
-        if self.embed.device.type == "cpu":
-            report("layers are", self.rows)
-
-    @property
-    def batch_invariant(self) -> bool:
-        """Whether the bits of a token's results are the same whatever else is in the step."""
-        return self.rows.invariant
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Last hidden states [T, hidden_size] of tokens [T] at positions [T]; `attention` was planned for them."""
-        tokens = token_ids.shape[0]
-        sizes = self.rows.split(tokens)
-        if padding := sum(sizes) - tokens:
-            token_ids, positions = F.pad(token_ids, (0, padding)), F.pad(positions, (0, padding))
-        h = [F.embedding(ids, self.embed) for ids in torch.split(token_ids, sizes)]
-        at = [self.rope.at(block) for block in torch.split(positions, sizes)]
-        h, deltas = self._through(h, tokens, at, attention)
-        return joined([block + delta for block, delta in zip(h, deltas, strict=True)])[:tokens]
+        h, delta = self._through(F.embedding(token_ids, self.embed), self.rope.at(positions), attention)
+        return h + delta
 
     def hidden_held(self, held: Held, latest: Tensor, attention: Attention, out: Tensor) -> None:
-        """Likewise of the tokens that `held` tells by then, into `out`; as `layers.Begin`. For kernels to which the number of rows is all
-        one. Can be captured."""
+        """Likewise of the tokens that `held` tells by then, into `out`; as `layers.Begin`. Can be captured."""
         h, at = self._begin(held, latest)
-        (block,), (delta,) = self._through([h], held.size, [at], attention)
-        torch.add(block, delta, out=out)
+        h, delta = self._through(h, at, attention)
+        torch.add(h, delta, out=out)
 
-    def _through(
-        self, h: list[Tensor], tokens: int, at: list[tuple[Tensor, Tensor]], attention: Attention
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        deltas: list[Tensor] | None = None
+    def _through(self, h: Tensor, at: tuple[Tensor, Tensor], attention: Attention) -> tuple[Tensor, Tensor]:
+        delta: Tensor | None = None
         for block in self.blocks:
             self.pulse()
-            h, deltas = block(h, deltas, tokens, at, attention)
-        assert deltas is not None, "a model has blocks"
-        return h, deltas
+            h, delta = block(h, delta, at, attention)
+        assert delta is not None, "a model has blocks"
+        return h, delta
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 logits [n, vocab_size] of n hidden states."""
         self.pulse()
-        return self._by_blocks(hidden, lambda block: self.head(self.norm(block)))
+        return self.head(self.norm(hidden)).float()
 
     def pick(self, hidden: Tensor, settings: Tensor | None, tokens: Tensor, failed: Tensor) -> None:
         """A token for each of n hidden states, and which rows failed: as `Sampler.pick`."""
         self.pulse()
-        self.sampler.pick(self._by_blocks(hidden, lambda block: self.head.own(self.norm(block))), settings, tokens, failed)
+        self.sampler.pick(self.head(self.norm(hidden)), settings, tokens, failed)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """n hidden states as the head reads them, [n, hidden_size]."""
-        return self._by_blocks(hidden, self.norm)
-
-    def _by_blocks(self, hidden: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        rows = hidden.shape[0]
-        sizes = self.rows.split(rows)
-        if padding := sum(sizes) - rows:
-            hidden = F.pad(hidden, (0, 0, 0, padding))
-        return joined([compute(aligned(block)) for block in torch.split(hidden, sizes)])[:rows]
+        return self.norm(hidden)
 
 
 class _Block:
@@ -114,22 +86,9 @@ class _Block:
         self.gate_up = kernels.entry(kernels.norm(take("mlp_norm"), spec.norm_eps), gate_up)
         self.down = kernels.linear(take("down"), bias("down_bias", spec.mlp_bias))
 
-    def __call__(
-        self, h: list[Tensor], deltas: list[Tensor] | None, tokens: int, at: list[tuple[Tensor, Tensor]], attention: Attention
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Blocks [rows, hidden_size], of which the first `tokens` rows are real and the rest padding, and what is still to be added to
-        them; likewise what comes out: the next norm adds it. Everything but attention is computed block by block."""
-        h, qkv = _through(self.qkv, h, deltas)
-        attended = self.heads.attended(self.index, qkv, at, attention).reshape(tokens, -1)
-        sizes = [block.shape[0] for block in h]
-        if padding := sum(sizes) - tokens:
-            attended = F.pad(attended, (0, 0, 0, padding))
-        h, inner = _through(self.gate_up, h, [self.out(aligned(part)) for part in torch.split(attended, sizes)])
-        return h, [self.down(block) for block in inner]
-
-
-def _through(entry: Entry, h: list[Tensor], deltas: list[Tensor] | None) -> tuple[list[Tensor], list[Tensor]]:
-    """The sums, and what comes out."""
-    added: Sequence[Tensor | None] = deltas or [None] * len(h)
-    sums, out = zip(*map(entry, h, added), strict=True)
-    return list(sums), list(out)
+    def __call__(self, h: Tensor, delta: Tensor | None, at: tuple[Tensor, Tensor], attention: Attention) -> tuple[Tensor, Tensor]:
+        """Hidden states [T, hidden_size], and what is still to be added to them; likewise what comes out: the next norm adds it."""
+        h, qkv = self.qkv(h, delta)
+        attended = self.heads.attended(self.index, qkv, at, attention).reshape(h.shape[0], -1)
+        h, inner = self.gate_up(h, self.out(attended))
+        return h, self.down(inner)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -12,7 +11,7 @@ from banyan_runtime.model.attention import Attention, Held
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.fused_products import Arrived, FusedGated, FusedLinear
 from banyan_runtime.model.fused_sampler import FusedSampler
-from banyan_runtime.model.heads import Heads, joined
+from banyan_runtime.model.heads import Heads
 from banyan_runtime.model.kernel_choices import KernelChoices
 from banyan_runtime.model.kernels import missing, needed_capability, power_of_two
 from banyan_runtime.model.layers import Begin, Entry, Layer, PlainKernels, RmsNorm
@@ -21,7 +20,7 @@ from banyan_runtime.model.pool import Cells
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.sampler import Sampler
 from banyan_runtime.model.spec import ModelSpec
-from banyan_runtime.step import PADDING_SLOT, Pulse
+from banyan_runtime.step import PADDING_SLOT
 
 _FEW: Final = 64  # rows: of fewer ones each is spread over programs, which keeps a GPU busy
 _TOGETHER: Final = 4096  # numbers of heads that a program takes else, about
@@ -35,13 +34,11 @@ def supports(device: torch.device, kept: torch.dtype) -> bool:
 class FusedKernels(PlainKernels):
     """torch's own products, Triton's of few rows and, where that is faster, of some; and Triton between them, before and behind."""
 
-    def __init__(self, pulse: Pulse = lambda: None, device_name: str = "") -> None:
-        super().__init__(pulse)
+    def __init__(self, device_name: str = "") -> None:
         self.choices = KernelChoices(device_name)
         self._arrived = Arrived()
 
-    def norm(self, weight: Tensor, eps: float, heads: int = 1) -> RmsNorm:
-        assert heads == 1, "heads are normed on their way to attention"
+    def norm(self, weight: Tensor, eps: float) -> RmsNorm:
         return _FusedNorm(weight, eps)
 
     def heads(self, spec: ModelSpec, rope: Rope, q_norm: Tensor | None, k_norm: Tensor | None) -> Heads:
@@ -133,28 +130,26 @@ class _FusedHeads(Heads):
         turned = spec.heads + spec.kv_heads
         self._together = min(power_of_two(turned), max(1, _TOGETHER // (2 * self._half)))
 
-    def __call__(self, layer: int, qkv: Sequence[Tensor], at: Sequence[tuple[Tensor, Tensor]], cells: Cells) -> Tensor:
-        own, (cos, sin), spec = joined(qkv), (joined(parts) for parts in zip(*at, strict=True)), self._spec
+    def __call__(self, layer: int, qkv: Tensor, at: tuple[Tensor, Tensor], cells: Cells) -> Tensor:
+        (cos, sin), spec = at, self._spec
         tokens = cells.slots.shape[0]
-        assert own.stride(1) == 1
+        assert qkv.stride(1) == 1
         keys, values = cells.pool.slots(layer)
-        queries = torch.empty((tokens, spec.heads, spec.head_dim), dtype=own.dtype, device=own.device)
-        q_weight, k_weight = (own, own) if self._norms is None else self._norms
+        queries = torch.empty((tokens, spec.heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
+        q_weight, k_weight = (qkv, qkv) if self._norms is None else self._norms
         together = min(self._together, 4) if tokens < _FEW else self._together
         if tokens:
             self._kernel[(tokens, -(-(spec.heads + spec.kv_heads) // together))](
-                own, cos, sin, q_weight, k_weight, cells.slots, queries, keys, values, own.stride(0), keys.stride(0), spec.norm_eps,
+                qkv, cos, sin, q_weight, k_weight, cells.slots, queries, keys, values, qkv.stride(0), keys.stride(0), spec.norm_eps,
                 NORMED=self._norms is not None, HEADS=spec.heads, KV_HEADS=spec.kv_heads, TOGETHER=together,
                 HALF=spec.head_dim // 2, BLOCK=self._half, PADDING=PADDING_SLOT, LARGEST=cells.pool.largest, NARROW=cells.pool.narrow,
-                **self._options(own.device),
+                **self._options(qkv.device),
             )  # fmt: skip
         return queries
 
-    def attended(self, layer: int, qkv: Sequence[Tensor], at: Sequence[tuple[Tensor, Tensor]], attention: Attention) -> Tensor:
+    def attended(self, layer: int, qkv: Tensor, at: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
         if isinstance(attention, TritonAttention) and attention.turns:
-            cos, sin = (joined(parts) for parts in zip(*at, strict=True))
-            own = joined(qkv)
-            return attention.turn_and_attend(layer, own, (cos, sin), self._norms)
+            return attention.turn_and_attend(layer, qkv, at, self._norms)
         return super().attended(layer, qkv, at, attention)
 
 

@@ -41,8 +41,7 @@ RUNNERS: Final[dict[str, ModelKind]] = {kind.name: kind for kind in (NativeModel
 def load(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse = lambda: None) -> Runner:
     """Read the model in a folder and allocate its KV pool.
 
-    `progress(phase, percent, detail)` is told how far the weights are; `pulse` is given while products are measured and steps are
-    computed. Raises
+    `progress(phase, percent, detail)` is told how far the weights are; `pulse` is called while steps are computed. Raises
     ModelError for what is wrong with the files, ConfigError for options that do not fit the machine.
     """
     return load_weights(config, model_dir, progress, pulse).serve(lambda runner, defaults: runner)
@@ -61,7 +60,7 @@ def load_weights(config: ServerConfig, model_dir: Path, progress: Progress, puls
     started = time.monotonic()
     wanted = layout(choice.spec)
     weights = _weights(config, model_dir, wanted, choice, progress, plain=not kind.takes_blocks)
-    progress("loading", 100, "arranging and measuring the layers")
+    progress("loading", 100, "arranging the layers")
     model = kind(choice, weights, pulse)
     if not kind.torch_threads:
         torch.set_num_threads(1)  # while they wait for work, they would take the cores from the runner's own

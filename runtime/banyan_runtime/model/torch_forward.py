@@ -24,7 +24,7 @@ from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.fused_products import MOST_ROWS
 from banyan_runtime.model.graphs import NO_SIZES, Sizes, StepGraphs
 from banyan_runtime.model.kernel_choices import KernelChoices
-from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
+from banyan_runtime.model.layers import Kernels, PlainKernels
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.post import Arriving
 from banyan_runtime.model.rope import Rope
@@ -55,13 +55,11 @@ class TorchModel:
         self._pulse = pulse
         weights = loader.dequantized(parameters, choice.dtype, choice.device)
         self.weights_bytes = blocks.nbytes(weights.values())
-        kernels: Kernels = PlainKernels(pulse)
+        kernels: Kernels = PlainKernels()
         self._choices: KernelChoices | None = None
         if fused.supports(choice.device, choice.kv_dtype):
-            kernels = FusedKernels(pulse, torch.cuda.get_device_name(choice.device))
+            kernels = FusedKernels(torch.cuda.get_device_name(choice.device))
             self._choices = kernels.choices
-        elif choice.device.type == "cpu" and PackedKernels.supports(choice.dtype):
-            kernels = PackedKernels(pulse)
         rope = Rope(choice.spec, choice.dtype, choice.device)
         self._decoder = Decoder(choice.spec, weights, kernels, rope, pulse)
         if self._choices is not None:
@@ -79,6 +77,8 @@ class TorchModel:
 
 
 class TorchForward:
+    batch_invariant = False  # the libraries' order of summation depends on the number of rows
+
     def __init__(
         self,
         decoder: Decoder,
@@ -110,10 +110,6 @@ class TorchForward:
     @property
     def kv_bytes(self) -> int:
         return self._pool.bytes
-
-    @property
-    def batch_invariant(self) -> bool:
-        return self.decoder.batch_invariant and self.attention.batch_invariant
 
     def reserve(self, rows: int, positions: int, latest: Tensor) -> Captured | None:
         self.decoder.rope.reserve(positions)

@@ -16,7 +16,6 @@ import torch
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
-from banyan_runtime.model.layers import PackedKernels
 from banyan_runtime.model.runners import load
 from banyan_runtime.step import Handle, Runner, RunnerInfo, Step, TableShape
 from banyan_runtime.wire import Failed, Finish, Sampling, StepOutput, Submit, pack_ids, unpack_ids
@@ -139,6 +138,7 @@ def test_requests_retracted_from_a_full_pool_continue_with_the_same_text(
     assert any("Retract requests" in line for line in run.lines)
 
 
+@pytest.mark.parametrize("either_runner", ["native"], indirect=True)
 def test_a_seeded_request_has_the_same_text_alone_and_in_a_crowd(tiny_model: Models) -> None:
     model = tiny_model("qwen3")
     runner, asked = model.load(), prompts(12)
@@ -194,9 +194,8 @@ def test_smollm2_in_fp32_answers_as_transformers_does(smollm2: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.real_model
-def test_smollm2_in_bf16_says_the_same_alone_and_in_a_crowd(smollm2: Path, either_runner: str) -> None:
-    if either_runner == "torch" and not PackedKernels.supports(torch.bfloat16):
-        pytest.skip("no bf16 on this CPU")
+@pytest.mark.parametrize("either_runner", ["native"], indirect=True)
+def test_smollm2_in_bf16_says_the_same_alone_and_in_a_crowd(smollm2: Path) -> None:
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)

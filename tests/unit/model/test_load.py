@@ -18,15 +18,11 @@ import torch
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.engine.memory.tables import SLACK
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.model import device, host, layers
+from banyan_runtime.model import device, host
 from banyan_runtime.model.attention import AttentionKind
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
-from banyan_runtime.model.attention.products import Products
-from banyan_runtime.model.attention.torch_native import TorchAttention
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.choice import Choice, Graphs, prompt_tokens, worth_a_graph
-from banyan_runtime.model.decoder import Decoder
-from banyan_runtime.model.layers import PlainKernels
 from banyan_runtime.model.memory_profiling import PoolCost, cpu_tokens
 from banyan_runtime.model.penalties import Penalties
 from banyan_runtime.model.pool import cell_bytes
@@ -66,32 +62,9 @@ def test_the_runner_describes_what_it_loaded(tiny_model: Models) -> None:
     assert info.kv_bytes == (2048 + 16) * 2 * 3 * 2 * 16 * 4
 
 
-@pytest.mark.parametrize("part", [Decoder, TorchAttention])
-def test_a_promise_that_layers_or_attention_cannot_keep_is_not_made(
-    tiny_model: Models, monkeypatch: pytest.MonkeyPatch, part: type[object]
-) -> None:
-    model = tiny_model("qwen2")
-    config = ServerConfig(model_path=str(model.folder), dtype="float32", device="cpu", runner="torch")
-    assert load(config, model.folder, lambda *_: None).info.batch_invariant
-    monkeypatch.setattr(part, "batch_invariant", False)
-    assert not load(config, model.folder, lambda *_: None).info.batch_invariant
-
-
-def test_nothing_is_promised_on_gpus(tiny_model: Models) -> None:
-    assert not Products(read(tiny_model("llama").folder), torch.float16, torch.device("cuda")).rows.invariant
-    kernels = PlainKernels()
-    kernels.linear(torch.zeros(8, 8, device="meta"), None)  # any device but the CPU
-    assert not kernels.rows.invariant
-
-
-def test_start_up_goes_on_telling_what_it_does_while_products_are_measured(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers._MeasuredLayers, "KNOWN", {})
-    monkeypatch.setattr(Products, "KNOWN", {})
-    model, told, pulses = tiny_model("qwen2"), list[str](), list[str]()
-    config = ServerConfig(model_path=str(model.folder), dtype="float32", device="cpu", runner="torch")
-    load(config, model.folder, lambda phase, percent, detail: told.append(detail), lambda: pulses.append(told[-1]))
-    assert len(set(pulses)) == 1
-    assert len(pulses) > 400
+@pytest.mark.parametrize(("runner", "invariant"), [("native", True), ("torch", False)])
+def test_only_the_native_runner_promises_texts_that_depend_on_no_batch(tiny_model: Models, runner: str, invariant: bool) -> None:
+    assert tiny_model("qwen2").load(runner=runner).info.batch_invariant is invariant
 
 
 def test_the_engine_process_sets_how_threads_wait_before_torch_is_loaded() -> None:

@@ -35,13 +35,6 @@ def test_the_metrics_that_are_timed_are_filled_as_a_servers_are(script: Callable
     assert names["prepared"](page)().splitlines()[0] == page.text().splitlines()[0]
 
 
-def test_the_steps_that_are_timed_for_invariance_can_be_computed(script: Callable[[str], dict[str, Any]]) -> None:
-    names = script("invariance.py")
-    runner = names["_runner"]("smollm2-135m", "float32", 1)
-    for sequences, queries in ((1, 16), (4, 1)):
-        assert len(runner.launch(names["_step"](sequences, queries)).result().token_ids) == sequences
-
-
 def test_every_benchmark_is_in_the_list() -> None:
     listed = (FOLDER / "README.md").read_text()
     assert [script for script in SCRIPTS if f"`{script}`" not in listed and script != "served.py"] == []

@@ -30,10 +30,6 @@ class Attention(Protocol):
     name: str
     cells: Cells  # of the planned step's tokens
 
-    @property
-    def batch_invariant(self) -> bool:
-        """Whether the bits of a query's result are the same whatever else is in the step."""
-
     def plan(self, step: Step, table: SlotTable) -> None:
         """Prepare what all layers of a step share: where keys lie, which of them each query sees. The table has taken the step in."""
 

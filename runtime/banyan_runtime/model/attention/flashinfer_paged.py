@@ -74,7 +74,6 @@ class _Memory:
 
 class FlashInferAttention:
     name = "flashinfer"
-    batch_invariant = False  # how contexts are cut depends on the step
 
     def __init__(self, spec: ModelSpec, pool: KvPool, pulse: Pulse) -> None:
         os.environ["FLASHINFER_WORKSPACE_BASE"] = str(_base())  # read when it is imported

@@ -86,7 +86,6 @@ class _Tiles:
 
 class TritonAttention:
     name = "triton"
-    batch_invariant = False  # products around it are the vendor's
 
     def __init__(self, spec: ModelSpec, pool: KvPool, pulse: Pulse) -> None:
         from banyan_runtime.model.kernels import dependent, paged_attention
