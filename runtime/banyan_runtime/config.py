@@ -260,12 +260,6 @@ class ServerConfig:
         1.0, check=between(0.01, 10), help="Multiplies the output length that admission expects.", group="schedule"
     )
     page_size: int = option(1, check=one_of(1, 16, 32, 64), help="Tokens per KV page.", group="schedule")
-    scheduling_rules: str = option(
-        "fair",
-        check=one_of("fair", "sglang"),
-        help="fair: retracted requests go first, prefills let decodes through, long prompts short ones. sglang: SGLang 0.4.7's rules.",
-        group="schedule",
-    )
     disable_radix_cache: bool = option(False, help="Do not share prefixes between requests.", group="schedule")
     enable_mixed_chunk: bool = option(
         False,

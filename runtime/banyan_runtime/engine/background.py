@@ -4,8 +4,8 @@
 |---|---|
 | wait | nothing of their prefill steps, and none of its own |
 | run | `rows_beside` rows of their decode steps; to fill these, a short prefill step of its own after `prefill_every` of those |
-| came within `lately_s` | every step, but none that takes longer than a prefill step of theirs, since the next one may come while it runs |
-| none | everything; its prefill steps are somewhat shorter than online ones may be, for the first that comes |
+| came within `lately_s` | every step, but none longer than `step_s`, since the next one may come while it runs |
+| none | everything; its prefill steps take `alone_step_s` at most, for the first that comes |
 
 So background is slow beside online requests, and waits for as long as some of them wait for memory. Who has been admitted keeps
 its memory meanwhile, unless somebody online needs it, and goes on where it stopped.
@@ -15,14 +15,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from banyan_runtime.engine.chunk import WELL_UNDER, Chunk
+from banyan_runtime.engine.chunk_size import SMALLEST_CHUNK, WELL_UNDER, ChunkSize
 from banyan_runtime.engine.limits import EngineLimits
 
 FEWEST_ROWS: Final = 4  # of a step that is kept short; with fewer a step costs about the same, for it reads all weights
 FEWEST_TOKENS: Final = 64  # likewise, of a prompt
-SHORTEST_STEP_S: Final = 0.005  # below it, what a step costs beside the model counts for more
 BACK_OFF: Final = 0.8  # of its rows are left to a step that took too long
-PACE: Final = 1.1  # by which each online prefill step moves what is held for their median
 
 
 class Background:
@@ -30,9 +28,7 @@ class Background:
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits.background
-        self._short_chunk = Chunk(limits.chunk, limits.page_size, limits.background.step_s, FEWEST_TOKENS)
-        self._chunk = Chunk(limits.chunk, limits.page_size, limits.background.alone_step_s)
-        self._step_s = limits.background.step_s
+        self.chunk = ChunkSize(limits.chunk, limits.page_size, limits.background.alone_step_s)
         self._short_rows = limits.max_running
         self._most_rows = limits.max_running
         self._online = False  # whether such a request runs or waits
@@ -44,6 +40,10 @@ class Background:
         self._online = online
         if online:
             self._online_at = now
+        if self.keeps_short(now):
+            self.chunk.aim(self._limits.step_s, FEWEST_TOKENS)
+        else:
+            self.chunk.aim(self._limits.alone_step_s, SMALLEST_CHUNK)
 
     def rows(self, now: float) -> int | None:
         """How many rows of a decode step it may have; None: all. At least 1, so while online ones decode, it goes on."""
@@ -54,10 +54,6 @@ class Background:
     def keeps_short(self, now: float) -> bool:
         """Whether somebody online is there, or was a short while ago."""
         return self._online or now - self._online_at <= self._limits.lately_s
-
-    def chunk(self, now: float) -> int | None:
-        """How many tokens a prefill step of it may have; None: whole prompts."""
-        return (self._short_chunk if self.keeps_short(now) else self._chunk).size
 
     @property
     def may_prefill(self) -> bool:
@@ -72,20 +68,10 @@ class Background:
         """There was a decode step, with or without online rows."""
         self._decodes += online
 
-    def learn_online(self, seconds: float) -> None:
-        """An online prefill step took so long. A request that waits for a step no longer than that hardly feels it."""
-        moved = self._step_s * PACE if seconds > self._step_s else self._step_s / PACE
-        self._step_s = self._short_chunk.target_s = max(min(moved, self._limits.step_s), SHORTEST_STEP_S)
-
-    def learn_prefill(self, tokens: int, seconds: float, chunk: int | None) -> None:
-        """A prefill step of background, formed under `chunk`, took so long."""
-        self._short_chunk.learn(tokens, seconds, chunk)
-        self._chunk.learn(tokens, seconds, chunk)
-
     def learn(self, rows: int, seconds: float) -> None:
         """A decode step of background alone took so long."""
-        if seconds > self._step_s:
+        if seconds > self._limits.step_s:
             self._short_rows = max(int(BACK_OFF * min(rows, self._short_rows)), min(FEWEST_ROWS, self._most_rows))
         elif rows >= self._short_rows:
-            more = self._short_rows if seconds < WELL_UNDER * self._step_s else 1
+            more = self._short_rows if seconds < WELL_UNDER * self._limits.step_s else 1
             self._short_rows = min(self._short_rows + more, self._most_rows)

@@ -53,7 +53,6 @@ class EngineLimits:
     chunk: int | None = None  # longest piece of a prompt per step, whole pages; None: whole prompts
     prefill_step_s: float = 0.0  # what a prefill step should take at most, seconds; 0: `chunk` stays as it is
     policy: str = "fcfs"
-    scheduling_rules: str = "fair"
     radix: bool = True
     ageing_batches: int = AGEING_BATCHES
     conservativeness: float = 1.0
@@ -109,7 +108,6 @@ class EngineLimits:
             chunk=None if chunk < 0 else -(-chunk // page) * page,
             prefill_step_s=config.prefill_step_seconds if config.prefill_step_seconds is not None else PREFILL_STEP_CPU_S * cpu,
             policy=config.schedule_policy,
-            scheduling_rules=config.scheduling_rules,
             radix=not config.disable_radix_cache,
             conservativeness=config.schedule_conservativeness,
             decode_log_interval=config.decode_log_interval,

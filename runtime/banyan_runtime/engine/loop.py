@@ -19,13 +19,13 @@ from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
 from banyan_runtime.engine.memory.prefixes import ID_BYTES
 from banyan_runtime.engine.memory.tables import SLACK
+from banyan_runtime.engine.out_of_memory import WINDOW_S
 from banyan_runtime.engine.policy import POLICIES
 from banyan_runtime.engine.report import Drafted, Report
 from banyan_runtime.engine.request import Request, State
 from banyan_runtime.engine.results import Results
-from banyan_runtime.engine.rules import RULES
+from banyan_runtime.engine.rules import SchedulingRules
 from banyan_runtime.engine.scheduler import Scheduler
-from banyan_runtime.engine.shortage import WINDOW_S
 from banyan_runtime.errors import DeviceFull
 from banyan_runtime.grammar.errors import GrammarBusy, GrammarError
 from banyan_runtime.step import I32, Handle, OutOfMemory, Runner, TableShape
@@ -72,6 +72,7 @@ class Engine:
         clock: Callable[[], float],
         log: Callable[[str], None],
         grammars: Grammars | None = None,
+        rules: SchedulingRules | None = None,
     ) -> None:
         assert not (limits.overlap and limits.draft_tokens), "what comes next is guessed from what the step in flight gives"
         self._runner = runner
@@ -93,7 +94,7 @@ class Engine:
             self.memory,
             StepBuilder(self.memory.tables, limits.page_size, limits.vocab_size, grammars),
             POLICIES[limits.policy](),
-            RULES[limits.scheduling_rules](),
+            rules or SchedulingRules(),
             self._report,
         )
         self.requests: dict[int, Request] = {}  # by id, all that have not ended
@@ -281,15 +282,14 @@ class Engine:
     def _do_without(self, batch: ScheduledBatch, missed: str) -> None:
         """A step that there is no memory for: those in it fail, and nobody else. Where nothing helps, the engine is given up."""
         now, step = self._clock(), batch.step
-        shortage = self.scheduler.prefill.shortage
-        again_s = shortage.met(step, now)
+        bounds = self.scheduler.prefill.bounds
+        again_s = bounds.halve(step, now)
         where = "this machine" if self._runner.info.device.startswith("cpu") else "the accelerator"
         lost = [request for request in batch.requests if not request.over]
         for request in lost:
             message = f"{where.capitalize()} ran out of memory while it computed this request."
             self._fail(request, "out_of_memory", message, again_s=again_s or WINDOW_S)
-        bounds = shortage.most_tokens(now), shortage.most_rows(now)
-        self._report.out_of_memory(step.mode, len(step.token_ids), lost=len(lost), bounds=bounds, said=missed)
+        self._report.out_of_memory(step.mode, len(step.token_ids), lost=len(lost), bounds=(bounds.tokens, bounds.rows), said=missed)
         if again_s is None:
             self.given_up = DeviceFull(
                 f"{where} ran out of memory for a second step within {WINDOW_S:.0f} s, and for a small one ({missed}). Set "

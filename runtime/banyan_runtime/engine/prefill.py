@@ -10,11 +10,12 @@ from typing import Final
 from banyan_runtime.engine.admission import Budget, PrefillChunk, Selection, Verdict
 from banyan_runtime.engine.background import Background
 from banyan_runtime.engine.batch import ScheduledBatch, StepBuilder
-from banyan_runtime.engine.chunk import Chunk
+from banyan_runtime.engine.chunk_size import ChunkSize
 from banyan_runtime.engine.in_batch_prefix import InBatchPrefixes
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
 from banyan_runtime.engine.memory.prefixes import ID_BYTES
+from banyan_runtime.engine.out_of_memory import StepBounds
 from banyan_runtime.engine.policy import Policy
 from banyan_runtime.engine.queue import WaitingQueue
 from banyan_runtime.engine.report import Report
@@ -22,8 +23,6 @@ from banyan_runtime.engine.request import Request, State
 from banyan_runtime.engine.retraction import CLIP_MAX_NEW, NewTokenRatio
 from banyan_runtime.engine.rules import SchedulingRules
 from banyan_runtime.engine.running import Running
-from banyan_runtime.engine.shortage import Shortage
-from banyan_runtime.engine.step_cost import StepCost
 from banyan_runtime.step import I32
 
 HOLD_BACK_FROM: Final = 64
@@ -34,9 +33,6 @@ some 64 more prompt tokens beside others take longer than that. A prompt that is
 back at any length, because then nothing but its last token is left to compute.
 """
 HELD_BACK_AT_MOST: Final = 128  # in one turn, so that a long queue of equal prompts is not walked to its end
-
-SPREAD: Final = 0.1  # prompts are often of much the same length
-WORTH: Final = 2  # so that a third of such a step, at most, is what others could have shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +74,8 @@ class Prefill:
         self._preempt = preempt
         self.queue = WaitingQueue(limits.ageing_batches)
         self.chunked: Request | None = None  # the one whose prompt is computed over several steps
-        self.chunk = Chunk(limits.chunk, limits.page_size, limits.prefill_step_s)
-        self.shortage = Shortage(limits.page_size)
-        self._cost = StepCost(SPREAD)
+        self.chunk = ChunkSize(limits.chunk, limits.page_size, limits.prefill_step_s)
+        self.bounds = StepBounds(limits.page_size)
         self.full = False  # admission stopped for tokens or rows, and nobody has left since
         self.batches = 0  # prefill steps so far
         self._last: list[Request] = []  # the last step's requests, if it was a prefill; they run from the next turn on
@@ -127,24 +122,19 @@ class Prefill:
 
     @property
     def worth_a_step(self) -> bool:
-        """Whether the tokens of the prompts that wait now, as far as there are rows for them, cost WORTH times what a step costs beside
-        them, or fill one. What is cached of them counts as well, for nobody has looked yet, and so do those that are held."""
-        if self.chunked is not None or self.queue.victims or not self._cost.known:
+        """Whether the prompts that wait now, as far as there are rows for them, need no others to share a step with. What is cached of
+        them counts as well, for nobody has looked yet, and so do those that are held."""
+        if self.chunked is not None or self.queue.victims:
             return True
         waiting = self.queue.uninvited(background=not self.online)
         part = min(1.0, self._memory.tables.free_rows / max(1, waiting.requests))
-        most = self.chunk.size or self._limits.max_prefill_tokens
-        return waiting.tokens * part >= min(WORTH * self._cost.weights_worth(), most)
+        chunk = self.chunk if self.online else self._background.chunk
+        return chunk.worth_a_step(int(waiting.tokens * part), self._limits.max_prefill_tokens)
 
     def learn(self, batch: ScheduledBatch, seconds: float) -> None:
         """A prefill step took so long."""
-        tokens = len(batch.step.token_ids)
-        self._cost.learn(tokens, seconds)
-        if batch.background:
-            self._background.learn_prefill(tokens, seconds, batch.chunk)
-        else:
-            self.chunk.learn(tokens, seconds, batch.chunk)
-            self._background.learn_online(seconds)
+        chunk = self._background.chunk if batch.background else self.chunk
+        chunk.learn(len(batch.step.token_ids), seconds, batch.chunk)
 
     def take_over(self) -> None:
         """Share what the chunk has computed; let the requests of the last prefill step run."""
@@ -178,13 +168,13 @@ class Prefill:
         if background and self._running.online and not self._background.may_prefill:
             return None
         memory, running = self._memory, len(self._running)
-        most_rows = min(self._limits.max_running, self.shortage.most_rows(now) or self._limits.max_running)
+        most_rows = min(self._limits.max_running, self.bounds.rows or self._limits.max_running)
         room = most_rows - running
         rows = self._background.rows(now) if background else None
         spare = None if rows is None else rows - self._running.background
         if spare is not None and spare <= 0:
             return None
-        size = self._size(now, background=background)
+        size = self._size(background=background)
         if size is not None and beside:
             size -= beside
             size = max(size - size % self._limits.page_size, self._limits.page_size)
@@ -224,15 +214,15 @@ class Prefill:
             self._background.prefilled()
         return self._prompts_of(chosen, running, size, background)
 
-    def has_room_beside(self, rows: int, now: float) -> bool:
+    def has_room_beside(self, rows: int) -> bool:
         """Whether a step of prompts may have so many that run in it, and still half of it for prompts."""
-        size = self._size(now, background=False)
+        size = self._size(background=False)
         return size is None or 2 * rows <= size
 
-    def _size(self, now: float, *, background: bool) -> int | None:
+    def _size(self, *, background: bool) -> int | None:
         """How many tokens a step of prompts may have; None: whole prompts."""
-        size = self._background.chunk(now) if background else self.chunk.size
-        return min((bound for bound in (size, self.shortage.most_tokens(now)) if bound is not None), default=None)
+        chunk = self._background.chunk if background else self.chunk
+        return min((bound for bound in (chunk.size, self.bounds.tokens) if bound is not None), default=None)
 
     def _arrives(self, priority: int) -> None:
         """Admission stopped for those who wait, but a request of this priority may stand before them, and fit."""

@@ -1,8 +1,7 @@
 """Which step runs next: turn order, decode steps with their memory, and who leaves.
 
 Decides over requests, rows and slots; launches nothing, knows no clock. The rules are SGLang 0.4.7's, prefill before
-decode, except where `rules.FairRules` makes them kinder; under `SglangRules` they are the same to the letter, so schedules
-that SGLang logged can be replayed line by line.
+decode, except where `SchedulingRules` makes them kinder.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ class Scheduler:
         if self._limits.mixed and self.prefill.online and running.online:
             self._sweep()
             rows = len(running.part(self.background.rows(now))[1])
-            rows = rows if self.prefill.has_room_beside(rows, now) else 0
+            rows = rows if self.prefill.has_room_beside(rows) else 0
         prompts = self.prefill.form(now, rows)
         if prompts is None:
             return None

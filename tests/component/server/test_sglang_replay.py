@@ -23,7 +23,7 @@ MODEL = "qwen/qwen2.5-0.5b-instruct"
 TUTORIAL_FLAGS = [
     "--mem-fraction-static", "0.8", "--max-running-requests", "200", "--max-total-tokens", "20480", "--disable-cuda-graph",
     "--chunked-prefill-size", "8192", "--max-prefill-tokens", "16384", "--page-size", "1",
-    "--scheduling-rules", "sglang", "--random-seed", "42", "--drain-linger-seconds", "0",
+    "--random-seed", "42", "--drain-linger-seconds", "0",
 ]  # fmt: skip
 
 

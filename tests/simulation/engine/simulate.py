@@ -20,9 +20,9 @@ from banyan_runtime.engine.drafts import Drafts, room_for
 from banyan_runtime.engine.limits import BackgroundLimits, EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.memory.tables import Tables
+from banyan_runtime.engine.out_of_memory import WINDOW_S, StepBounds
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
 from banyan_runtime.engine.request import Request
-from banyan_runtime.engine.shortage import KEPT_S, WINDOW_S, Shortage
 from banyan_runtime.step import I32, Step
 from banyan_runtime.wire import (
     PRIORITY_AT_MOST,
@@ -187,7 +187,6 @@ def draw_limits(rng: random.Random) -> EngineLimits:
         ageing_batches=rng.choice((2, 16, 64)),
         prefill_step_s=rng.choice((0.0, 0.001)),
         policy=rng.choice(("fcfs", "lpm")),
-        scheduling_rules=rng.choice(("fair", "fair", "sglang")),
         radix=rng.random() < 0.8,
         conservativeness=rng.choice((0.1, 0.5, 1.0)),
         mixed=not drafts and rng.random() < 0.4,
@@ -283,7 +282,7 @@ class World:
             self.engine.scheduler.drafts = Guesser(limits.draft_tokens, self.live, rng)
         self.runner.watch = self._launched
         self.runner.misses = self._misses
-        self.engine.scheduler.prefill.shortage = Shortage(limits.page_size, least=limits.page_size)
+        self.engine.scheduler.prefill.bounds = StepBounds(limits.page_size, least=limits.page_size)
         self.order = Order(self.engine, self.limits, max(load.priorities))
         self.texts = [[rng.randrange(VOCAB) for _ in range(load.base_len)] for _ in range(3)]
         self.next_id = 0
@@ -339,7 +338,7 @@ class World:
     def _misses(self, step: Step) -> bool:
         if self.rng.random() >= self.load.miss_rate:
             return False
-        self.clock.now += self.rng.choice((WINDOW_S, 3 * KEPT_S))  # none is the second within it; of some nothing is left
+        self.clock.now += WINDOW_S  # none is the second within it
         self.totals.missed += 1
         self.missed = {id for id, request in self.engine.requests.items() if request.row in step.rows.tolist()}
         return True

@@ -57,12 +57,11 @@ class Order:
         admitted = [requests[id] for id in self._rows if id not in had]
         waiting = [request for request in requests.values() if request.row < 0 and request.id not in self.engine.scheduler.queue.held]
         top = max((request.priority for request in [*waiting, *admitted]), default=0)
-        if self.limits.scheduling_rules == "fair":
-            for late in admitted:
-                for request in waiting:
-                    if not request.held_back:
-                        assert self._level(request, top) <= self._level(late, top), f"{late.id} was admitted before {request.id}"
-            self._count(admitted, waiting)
+        for late in admitted:
+            for request in waiting:
+                if not request.held_back:
+                    assert self._level(request, top) <= self._level(late, top), f"{late.id} was admitted before {request.id}"
+        self._count(admitted, waiting)
         for late in admitted:
             self._levels[late.id] = self._aged(late)
         for id, row in self._rows.items():
@@ -112,7 +111,7 @@ class Order:
         engine, limits, scheduler = self.engine, self.limits, self.engine.scheduler
         self.online_turns += any(not request.background and not request.held for request in engine.requests.values())
         barred = None
-        if scheduler.queue.online and not scheduler.prefill.chunked and limits.scheduling_rules == "fair" and limits.policy == "fcfs":
+        if scheduler.queue.online and not scheduler.prefill.chunked and limits.policy == "fcfs":
             request = next(scheduler.prefill._candidates())
             tables, whole = engine.memory.tables, engine.memory.whole_pages
             others = [other for other in engine.requests.values() if other.row >= 0 and not other.background]
@@ -136,19 +135,13 @@ class Order:
     @property
     def _most_rows(self) -> int:
         """That may run, after shortages of memory."""
-        most = self.engine.scheduler.prefill.shortage.most_rows(self.engine._clock())
+        most = self.engine.scheduler.prefill.bounds.rows
         return self.limits.max_running if most is None else min(most, self.limits.max_running)
 
     def check_first(self) -> None:
         """After a turn: who comes to stand first is soon asked, if there is a row for it and memory for everybody's whole output."""
         scheduler, prefill = self.engine.scheduler, self.engine.scheduler.prefill
-        if (
-            self.limits.scheduling_rules != "fair"
-            or self.limits.policy != "fcfs"
-            or not scheduler.queue
-            or len(scheduler.running) >= self._most_rows
-            or prefill.chunked
-        ):
+        if self.limits.policy != "fcfs" or not scheduler.queue or len(scheduler.running) >= self._most_rows or prefill.chunked:
             self._first = None
             return
         request = next(prefill._candidates())
@@ -170,8 +163,8 @@ class Order:
             self._were_asked.update(self.engine.requests)  # it took the rest: that answers all
         return verdict
 
-    def _asked_for_room(self, rows: int, now: float) -> bool:
-        self._room = self._has_room(rows, now)
+    def _asked_for_room(self, rows: int) -> bool:
+        self._room = self._has_room(rows)
         return self._room
 
     def _gives_way(self, victims: Sequence[Request]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
+from banyan_runtime.engine.rules import SchedulingRules
 from banyan_runtime.step import I32, RunnerInfo, Step, StepResult, TableShape, TokenLogprobs
 from banyan_runtime.wire import Failed, LogprobRequest, Sampling, StepOutput, Submit, pack_ids
 from tests.unit.engine.fake import FakeRunner
@@ -69,11 +70,11 @@ class SilentRunner:
 class Replay:
     """An engine with the silent runner. `lines` grows with the log."""
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineLimits, rules: SchedulingRules | None = None) -> None:
         self.lines: list[str] = []
         self.now = 0.0
         self.runner = SilentRunner(FakeRunner(limits.pool_tokens, limits.page_size, limits.context_len).info)
-        self.engine = Engine(self.runner, limits, lambda: self.now, self._log)
+        self.engine = Engine(self.runner, limits, lambda: self.now, self._log, rules=rules)
         self.cached = 0
         self.turns = 0
         self.done: dict[int, tuple[int, int]] = {}  # by id: the turn in which it ended, its retractions

@@ -154,10 +154,9 @@ def test_a_history_is_given_once_an_admission() -> None:
 
 @LOOPS
 @PAGES
-@pytest.mark.parametrize("rules", ["fair", "sglang"])
 @pytest.mark.parametrize("radix", [True, False], ids=["radix", "no-radix"])
-def test_a_retracted_request_continues_with_the_same_text(overlap: bool, page: int, rules: str, radix: bool) -> None:
-    session = Session(limits(overlap=overlap, page_size=page, pool_tokens=256, scheduling_rules=rules, radix=radix, conservativeness=0.05))
+def test_a_retracted_request_continues_with_the_same_text(overlap: bool, page: int, radix: bool) -> None:
+    session = Session(limits(overlap=overlap, page_size=page, pool_tokens=256, radix=radix, conservativeness=0.05))
     ids = []
     for number in range(12):
         ids.append(session.submit([number] * 5, 60))

@@ -90,9 +90,8 @@ def test_a_prompt_beyond_the_context_names_the_context() -> None:
 
 
 @LOOPS
-@pytest.mark.parametrize("rules", ["fair", "sglang"])
-def test_aborting_all_that_run_lets_the_queue_in(overlap: bool, rules: str) -> None:
-    session = Session(limits(overlap=overlap, pool_tokens=64, scheduling_rules=rules))
+def test_aborting_all_that_run_lets_the_queue_in(overlap: bool) -> None:
+    session = Session(limits(overlap=overlap, pool_tokens=64))
     running = [session.submit([number] * 10, max_new=20) for number in range(2)]
     waiting = [session.submit([10 + number] * 10, max_new=30) for number in range(2)]
     for _ in range(3):
@@ -135,9 +134,8 @@ def test_a_prompt_that_is_only_scored_does_not_fail_the_one_that_runs_beside_it(
 
 
 @LOOPS
-@pytest.mark.parametrize("rules", ["fair", "sglang"])
-def test_a_victim_whose_text_and_full_length_exceed_the_pool_is_admitted_when_alone(overlap: bool, rules: str) -> None:
-    session = Session(limits(pool_tokens=64, conservativeness=0.05, scheduling_rules=rules, overlap=overlap))
+def test_a_victim_whose_text_and_full_length_exceed_the_pool_is_admitted_when_alone(overlap: bool) -> None:
+    session = Session(limits(pool_tokens=64, conservativeness=0.05, overlap=overlap))
     ids = [session.submit([1] * 4, max_new=45)]
     session.turn()
     session.turn()

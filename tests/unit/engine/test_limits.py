@@ -65,10 +65,10 @@ def test_the_default_number_of_running_requests_follows_the_pool() -> None:
 
 def test_options_reach_the_engine() -> None:
     limits = limits_of(
-        "--schedule-policy", "lpm", "--scheduling-rules", "sglang", "--disable-radix-cache", "--schedule-conservativeness", "0.5",
+        "--schedule-policy", "lpm", "--disable-radix-cache", "--schedule-conservativeness", "0.5",
         "--max-queued-requests", "7", "--page-size", "16", "--max-prefill-tokens", "99",
     )  # fmt: skip
-    assert (limits.policy, limits.scheduling_rules, limits.radix, limits.conservativeness) == ("lpm", "sglang", False, 0.5)
+    assert (limits.policy, limits.radix, limits.conservativeness) == ("lpm", False, 0.5)
     assert (limits.max_queued, limits.page_size, limits.max_prefill_tokens) == (7, 16, 99)
 
 

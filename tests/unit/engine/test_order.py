@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
 from banyan_runtime.engine.rules import GATHERING_STEPS
 from banyan_runtime.step import Step
@@ -69,16 +67,15 @@ def test_longest_prefix_match_starves_nobody() -> None:
     assert batches > OVERDUE_BATCHES
 
 
-@pytest.mark.parametrize(("rules", "kinds"), [("fair", "pdpdpddddd"), ("sglang", "pppppddddd")])
-def test_arrivals_stop_running_requests_for_a_step_at_most(rules: str, kinds: str) -> None:
+def test_arrivals_stop_running_requests_for_a_step_at_most() -> None:
     """Those who arrive meanwhile share the next step of prompts."""
-    session = Session(limits(scheduling_rules=rules))
+    session = Session(limits())
     for number in range(5):
         session.submit([number, 1], 20)
         session.turn()
     for _ in range(5):
         session.turn()
-    assert "".join(phase[0] for phase, _, _ in session.runner.log).startswith(kinds)
+    assert "".join(phase[0] for phase, _, _ in session.runner.log).startswith("pdpdpddddd")
 
 
 class Paid:
@@ -112,7 +109,6 @@ def test_prompts_that_are_hardly_worth_a_step_wait_a_little_for_others() -> None
     assert Paid(0.01, 0.0001).kinds([20, 20, 20, 20, 20, 20], 12) == "d" * GATHERING_STEPS + "p" + "d" * GATHERING_STEPS + "p" + "dd"
     assert Paid(0.01, 0.0001).kinds([250], 4) == "dpdd", "this one is worth one by itself"
     assert Paid(0.01, 0.001).kinds([30, 30, 30], 5) == "dpdpd", "so are these where tokens cost more"
-    assert Paid(0.01, 0.0001, scheduling_rules="sglang").kinds([20, 20], 4) == "ppdd"
 
 
 def test_nobody_waits_for_others_where_nothing_runs_or_the_last_prompts_were_long_ago() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from banyan_runtime.engine import rules
 from banyan_runtime.engine.limits import EngineLimits
+from banyan_runtime.engine.queue import WaitingQueue
 from banyan_runtime.engine.request import Request
 from banyan_runtime.engine.retraction import CLIP_MAX_NEW, NewTokenRatio
-from banyan_runtime.engine.rules import FairRules
+from banyan_runtime.engine.rules import SchedulingRules
 from tests.unit.engine import invariants
 from tests.unit.engine.replay import Replay
 from tests.unit.engine.session import LOOPS
@@ -17,9 +19,29 @@ from tests.unit.engine.session import LOOPS
 def sglang_limits(**changes: object) -> EngineLimits:
     values: dict[str, object] = {
         "context_len": 32_768, "pool_tokens": 20_480, "max_running": 200, "max_prefill_tokens": 16_384, "chunk": 8192,
-        "policy": "fcfs", "scheduling_rules": "sglang",
+        "policy": "fcfs",
     }  # fmt: skip
     return EngineLimits(**(values | changes))  # type: ignore[arg-type]
+
+
+class SglangRules(SchedulingRules):
+    """SGLang 0.4.7's: victims go last and are charged their full max_new_tokens; prefills always come before decodes."""
+
+    def put_back(self, queue: WaitingQueue, victims: Sequence[Request]) -> None:
+        for victim in victims:
+            queue.append(victim)
+
+    def charge(self, request: Request) -> int:
+        return min(request.max_new, CLIP_MAX_NEW)
+
+    def decodes_between(self, worth: bool) -> int:
+        return 0
+
+    def left_to_others(self, piece: int) -> int:
+        return 0
+
+
+SGLANG = SglangRules()
 
 
 def own(number: int, count: int) -> list[int]:
@@ -29,7 +51,7 @@ def own(number: int, count: int) -> list[int]:
 
 @LOOPS
 def test_a_tokens_of_decode_lines_count_what_is_computed(overlap: bool) -> None:
-    replay = Replay(sglang_limits(overlap=overlap))
+    replay = Replay(sglang_limits(overlap=overlap), SGLANG)
     for number, (prompt, max_new) in enumerate([(6, 8), (37, 39), (54, 128), (34, 38)]):
         replay.submit(own(number, prompt), max_new)
         replay.drain()
@@ -38,8 +60,8 @@ def test_a_tokens_of_decode_lines_count_what_is_computed(overlap: bool) -> None:
     assert decodes == [f"D 1/{tokens}" for tokens in expected]
 
 
-def replay_b(limits: EngineLimits) -> Replay:
-    replay = Replay(limits)
+def replay_b(limits: EngineLimits, rules: SchedulingRules = SGLANG) -> Replay:
+    replay = Replay(limits, rules)
     for number in range(32):
         replay.submit([1, 2, 3, 4, 5, *own(number, 30)])
     replay.turn()
@@ -99,23 +121,18 @@ def check_end(replay: Replay) -> None:
     invariants.check(replay.engine)
 
 
-def test_b_with_victims_at_the_front_and_charged_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Charging(FairRules):
-        def charge(self, request: Request) -> int:
-            return min(request.max_new, CLIP_MAX_NEW)
+def test_b_with_victims_at_the_front_and_charged_in_full() -> None:
+    class Charging(SglangRules):
+        put_back = SchedulingRules.put_back
 
-        def decodes_between(self, worth: bool) -> int:
-            return 0
-
-    monkeypatch.setitem(rules.RULES, "fair", Charging)
-    replay = replay_b(sglang_limits(scheduling_rules="fair"))
+    replay = replay_b(sglang_limits(), Charging())
     assert replay.lines[4:7] == ["R 16 0.5806 → 1.0000", "D 121/18155", "P 5/750/25/0.89/121/874"]
     check_end(replay)
 
 
 @LOOPS
 def test_b_with_victims_at_the_front_delays_none_of_them_long(overlap: bool) -> None:
-    replay = replay_b(sglang_limits(scheduling_rules="fair", overlap=overlap))
+    replay = replay_b(sglang_limits(overlap=overlap), SchedulingRules())
     check_end(replay)
     order = [id for id, _ in sorted(replay.done.items(), key=lambda item: item[1][0])]
     victims = [id for id, (_, retractions) in replay.done.items() if retractions]
@@ -125,7 +142,7 @@ def test_b_with_victims_at_the_front_delays_none_of_them_long(overlap: bool) -> 
 
 
 def test_c_without_retraction_the_ratio_starts_anew_with_each_wave() -> None:
-    replay = Replay(sglang_limits())
+    replay = Replay(sglang_limits(), SGLANG)
     for number in range(1000):
         replay.submit([1, 2, 3, 4, 5, *own(number, 30)])
     ratios = []
@@ -143,7 +160,7 @@ def test_c_without_retraction_the_ratio_starts_anew_with_each_wave() -> None:
 
 
 def test_c_with_overlap_is_never_idle_between_waves() -> None:
-    replay = Replay(sglang_limits(overlap=True))
+    replay = Replay(sglang_limits(overlap=True), SGLANG)
     for number in range(1000):
         replay.submit([1, 2, 3, 4, 5, *own(number, 30)])
     while replay.runner.counts["prefill"] < 2:
@@ -159,7 +176,7 @@ def test_c_with_overlap_is_never_idle_between_waves() -> None:
 
 @LOOPS
 def test_d_a_chunk_ends_inside_a_prompt_and_goes_on_in_the_next_step(overlap: bool) -> None:
-    replay = Replay(sglang_limits(pool_tokens=200_000, max_running=1000, overlap=overlap))
+    replay = Replay(sglang_limits(pool_tokens=200_000, max_running=1000, overlap=overlap), SGLANG)
     common = list(range(100, 125))
     replay.submit([*common, 7], 1)
     replay.drain()
@@ -175,7 +192,7 @@ def test_d_a_chunk_ends_inside_a_prompt_and_goes_on_in_the_next_step(overlap: bo
 
 
 def test_e_a_hundred_requests_grow_by_a_hundred_tokens_a_step() -> None:
-    replay = Replay(sglang_limits(pool_tokens=200_000))
+    replay = Replay(sglang_limits(pool_tokens=200_000), SGLANG)
     common = list(range(100, 125))
     replay.submit([*common, *own(5000, 30)], 20)
     replay.drain()
@@ -193,7 +210,7 @@ def tutorial_prompt(number: int) -> list[int]:
 
 
 def warmed_up(limits: EngineLimits) -> Replay:
-    replay = Replay(limits)
+    replay = Replay(limits, SGLANG)
     for number in range(20):
         replay.submit(tutorial_prompt(number), 4)
         replay.drain()

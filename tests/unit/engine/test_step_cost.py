@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from banyan_runtime.engine.prefill import SPREAD
+from banyan_runtime.engine.chunk_size import SPREAD
 from banyan_runtime.engine.step_cost import WEIGHTS_WORTH, StepCost
 
 

@@ -137,9 +137,8 @@ def lines_in_front(session: Session, count: int, priority: int) -> list[int]:
     return long
 
 
-@pytest.mark.parametrize("rules", ["fair", "sglang"])
-def test_who_waited_behind_equals_alone_gives_way_all_the_same(rules: str) -> None:
-    session = Session(limits(max_running=2, scheduling_rules=rules, pool_tokens=2000))
+def test_who_waited_behind_equals_alone_gives_way_all_the_same() -> None:
+    session = Session(limits(max_running=2, pool_tokens=2000))
     lines_in_front(session, 24 * AGEING_BATCHES, -10)
     urgent = session.submit([1, 2], 4, priority=0)
     for _ in range(8):
@@ -147,9 +146,8 @@ def test_who_waited_behind_equals_alone_gives_way_all_the_same(rules: str) -> No
     assert session.ended(urgent)
 
 
-@pytest.mark.parametrize("rules", ["fair", "sglang"])
-def test_of_equals_a_full_pool_sends_back_who_has_least_output_however_long_it_waited(rules: str) -> None:
-    session = Session(limits(pool_tokens=420, max_running=2, scheduling_rules=rules, conservativeness=0.01))
+def test_of_equals_a_full_pool_sends_back_who_has_least_output_however_long_it_waited() -> None:
+    session = Session(limits(pool_tokens=420, max_running=2, conservativeness=0.01))
     first = session.submit([1] * 8, 300)
     session.turn()
     for number in range(AGEING_BATCHES + 6):

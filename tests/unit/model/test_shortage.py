@@ -15,7 +15,7 @@ from torch import Tensor
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
-from banyan_runtime.engine.shortage import WINDOW_S
+from banyan_runtime.engine.out_of_memory import WINDOW_S
 from banyan_runtime.model import device as devices
 from banyan_runtime.model import memory_profiling
 from banyan_runtime.model.launched import Drawn

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from banyan_runtime.engine.chunk import SMALLEST_CHUNK, Chunk
+from banyan_runtime.engine.chunk_size import SMALLEST_CHUNK, ChunkSize
 from banyan_runtime.step import Step
 from tests.unit.engine.fake import FakeHandle
 from tests.unit.engine.session import Session, limits
@@ -73,7 +73,7 @@ def test_the_chunk_grows_again_by_doubling_when_the_device_gets_fast() -> None:
 
 
 def test_a_step_that_was_short_for_want_of_prompts_does_not_let_the_chunk_grow() -> None:
-    chunk = Chunk(2048, 1, 2.0)
+    chunk = ChunkSize(2048, 1, 2.0)
     chunk.learn(256, 1.0, 256)
     chunk.learn(10, 0.001, 256)
     assert chunk.size == 256
@@ -83,21 +83,21 @@ def test_a_step_that_was_short_for_want_of_prompts_does_not_let_the_chunk_grow()
 
 @pytest.mark.parametrize(("page", "least"), [(1, 256), (16, 256), (48, 288)])
 def test_the_chunk_has_a_floor_of_whole_pages(page: int, least: int) -> None:
-    chunk = Chunk(960, page, 2.0)
+    chunk = ChunkSize(960, page, 2.0)
     for _ in range(5):
         chunk.learn(960, 1e6, chunk.size)
     assert chunk.size == least >= SMALLEST_CHUNK
 
 
 def test_a_chunk_that_was_asked_to_be_smaller_than_the_floor_stays_as_it_was_asked() -> None:
-    chunk = Chunk(16, 1, 2.0)
+    chunk = ChunkSize(16, 1, 2.0)
     chunk.learn(16, 100.0, 16)
     assert chunk.size == 16
 
 
 @pytest.mark.parametrize(("most", "target"), [(None, 2.0), (512, 0.0)])
 def test_without_chunks_or_without_a_target_nothing_changes(most: int | None, target: float) -> None:
-    chunk = Chunk(most, 1, target)
+    chunk = ChunkSize(most, 1, target)
     chunk.learn(500, 1000.0, most)
     assert chunk.size == most
 
@@ -105,9 +105,9 @@ def test_without_chunks_or_without_a_target_nothing_changes(most: int | None, ta
 # --- beside a long prompt ---
 
 
-def beside_a_long_one(rules: str, lengths: list[int], page: int = 1, overlap: bool = False) -> list[int]:
+def beside_a_long_one(lengths: list[int], page: int = 1, overlap: bool = False) -> list[int]:
     """A prompt of ten pieces, and others behind it: the prefill steps until each of them says something, the long one's first."""
-    settings = {"pool_tokens": 2048, "chunk": 64, "page_size": page, "overlap": overlap, "scheduling_rules": rules}
+    settings = {"pool_tokens": 2048, "chunk": 64, "page_size": page, "overlap": overlap}
     session = Session(limits(**settings))
     asked = [session.submit([token % 50 for token in range(640)], 3)]
     session.turn()
@@ -125,25 +125,20 @@ def beside_a_long_one(rules: str, lengths: list[int], page: int = 1, overlap: bo
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_short_prompts_do_not_wait_until_a_long_one_is_computed(page: int, overlap: bool) -> None:
-    alone = beside_a_long_one("fair", [], page, overlap)[0]
-    long, *short = beside_a_long_one("fair", [10, 12], page, overlap)
+    alone = beside_a_long_one([], page, overlap)[0]
+    long, *short = beside_a_long_one([10, 12], page, overlap)
     assert max(short) <= 4
     assert long <= alone + 1
 
 
 def test_one_that_needs_more_waits_its_turn_and_is_not_overtaken() -> None:
-    long, middle, short = beside_a_long_one("fair", [40, 10])
+    long, middle, short = beside_a_long_one([40, 10])
     assert long <= middle <= short
 
 
 def test_short_ones_that_come_and_come_take_half_of_a_long_one_at_most() -> None:
-    alone, long = (beside_a_long_one("fair", lengths)[0] for lengths in ([], [30] * 60))
+    alone, long = (beside_a_long_one(lengths)[0] for lengths in ([], [30] * 60))
     assert alone < long <= 2 * alone + 1
-
-
-def test_by_sglangs_rules_a_long_prompt_leaves_nothing() -> None:
-    long, short = beside_a_long_one("sglang", [10])
-    assert short >= long
 
 
 def test_lower_ones_have_nothing_of_an_urgent_prompt() -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from banyan_runtime.engine.shortage import KEPT_S, SOON_S, WINDOW_S, Shortage
+from banyan_runtime.engine.chunk_size import SMALLEST_CHUNK
+from banyan_runtime.engine.out_of_memory import SOON_S, WINDOW_S, StepBounds
 from banyan_runtime.errors import DeviceFull
 from banyan_runtime.step import Step
 from banyan_runtime.wire import EngineMessage, Failed, Sampling, Submit, pack_ids
@@ -206,42 +207,18 @@ def decode(rows: int) -> Step:
     return met[0]
 
 
-def test_steps_with_prompts_are_halved_and_grow_again() -> None:
-    shortage = Shortage(page_size=16)
-    assert shortage.most_tokens(0.0) is None
-    assert shortage.met(prefill(2010), 0.0) == SOON_S
-    assert shortage.most_tokens(1.0) == 992
-    assert shortage.met(prefill(992), 1.0) == SOON_S
-    assert shortage.most_tokens(2.0) == 496
-    assert shortage.met(decode(4), 500.0) == SOON_S, "which is another matter"
-    assert shortage.most_tokens(1 + 1.5 * KEPT_S) == 992
-    assert shortage.most_tokens(1 + 2.5 * KEPT_S) == 1984
-    assert shortage.most_tokens(1 + 3.5 * KEPT_S) is None
-    assert shortage.most_tokens(1 + 1e9 * KEPT_S) is None
-
-
-def test_rows_are_halved_down_to_one_and_grow_again() -> None:
-    shortage = Shortage(page_size=16)
-    assert shortage.most_rows(0.0) is None
-    assert shortage.met(decode(5), 0.0) == SOON_S
-    assert shortage.most_rows(1.0) == 2
-    assert shortage.met(decode(2), 1.0) == SOON_S
-    assert shortage.most_rows(2.0) == 1
-    assert shortage.met(decode(1), 2.0) == WINDOW_S
-    assert shortage.met(decode(1), 3 + WINDOW_S) == WINDOW_S
-    assert shortage.met(decode(1), 3 + 1.5 * WINDOW_S) is None
-    assert shortage.most_rows(100 + 2.5 * KEPT_S) == 4
-    assert shortage.most_rows(100 + 3.5 * KEPT_S) is None
-    assert shortage.most_tokens(3.0) is None
-
-
-def test_steps_are_not_cut_below_what_costs_as_much() -> None:
-    shortage = Shortage(page_size=48)
-    assert shortage.met(prefill(300), 0.0) == SOON_S
-    assert shortage.most_tokens(1.0) == 288
-    assert shortage.met(prefill(200), 100.0) == WINDOW_S
-    assert shortage.most_tokens(101.0) == 288
-    assert shortage.met(prefill(200), 150.0) is None
+def test_steps_are_halved_down_to_the_smallest() -> None:
+    bounds = StepBounds(page_size=16)
+    assert bounds.halve(prefill(2010), 0.0) == SOON_S
+    assert bounds.tokens == 992
+    assert bounds.halve(decode(5), 1.0) == SOON_S
+    assert (bounds.tokens, bounds.rows) == (992, 2)
+    assert bounds.halve(decode(2), 2.0) == SOON_S
+    assert bounds.rows == 1
+    assert bounds.halve(prefill(SMALLEST_CHUNK), 3.0) == WINDOW_S
+    assert bounds.halve(decode(1), 4 + WINDOW_S) == WINDOW_S
+    assert bounds.halve(decode(1), 4 + 1.5 * WINDOW_S) is None
+    assert (bounds.tokens, bounds.rows) == (992, 1)
 
 
 def test_prompts_are_computed_in_smaller_steps_behind_a_shortage() -> None:
