@@ -21,7 +21,7 @@ class _Place(enum.Enum):
 class ReasoningGate:
     """The token `closes` ends the reasoning. That has begun already (`opens` -1), or an output may begin with the token `opens` and then
     has some; one that begins otherwise obeys from its first token. `ends` may not come in it: an output that ends there would not be of
-    the grammar. One of `blanks` may come behind it. (Markers of several tokens are part of the grammar: `front/prepare/thinking.py`.)"""
+    the grammar. One of `blanks` may come behind it. (Markers of several tokens are part of the grammar: `front/prepare/output.py`.)"""
 
     def __init__(self, matcher: Matcher, opens: int, closes: int, ends: frozenset[int], blanks: frozenset[int]) -> None:
         self._matcher = matcher

@@ -16,8 +16,8 @@ from banyan_runtime.front.chat.events import Content
 from banyan_runtime.front.chat.reasoning import FORMATS, ReasoningParser, Start
 from banyan_runtime.front.plan import ChatPlan
 from banyan_runtime.front.prepare.constraints import Constraints
+from banyan_runtime.front.prepare.output import behind_thoughts
 from banyan_runtime.front.prepare.planner import Planner
-from banyan_runtime.front.prepare.thinking import behind_thoughts
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.grammar.structural import read_structural
 from banyan_runtime.wire import Grammar

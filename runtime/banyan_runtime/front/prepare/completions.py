@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from banyan_runtime import wire
-from banyan_runtime.front.errors import ApiError, invalid, invalid_type
+from banyan_runtime.front.errors import ApiError, invalid, invalid_type, unsupported
 from banyan_runtime.front.openai.schema import COMPLETION_UNSUPPORTED, CompletionRequest
 from banyan_runtime.front.parsing import parse
 from banyan_runtime.front.plan import CompletionPlan, GenerateRequest
 from banyan_runtime.front.prepare.encode import encode
-from banyan_runtime.front.prepare.infill import infill
 from banyan_runtime.front.prepare.openai import begin, salt_of
 from banyan_runtime.front.prepare.prompts import MAX_PROMPTS, as_ids
 from banyan_runtime.front.prepare.sequences import (
@@ -26,6 +25,7 @@ from banyan_runtime.front.prepare.sequences import (
     sequences,
 )
 from banyan_runtime.front.sampling import resolve
+from banyan_runtime.front.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS: Final = 16
 
@@ -105,3 +105,21 @@ def _echo(served: Served, prompt: str | list[int], request: GenerateRequest) -> 
 
 def _empty() -> ApiError:
     return invalid("prompt", "Prompt cannot be empty", "empty_array")
+
+
+_MARKERS: Final = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+)
+"""What stands before the beginning, before the end, and where the model goes on."""
+
+
+def infill(tokenizer: Tokenizer, prompt: str | list[int], suffix: str) -> str:
+    """Raises ApiError for models that do not know how, and prompts that are no text."""
+    if not isinstance(prompt, str):
+        raise invalid("suffix", "suffix needs a prompt that is text.")
+    for before, behind, middle in _MARKERS:
+        if before in tokenizer.added and behind in tokenizer.added and middle in tokenizer.added:
+            return f"{before}{prompt}{behind}{suffix}{middle}"
+    raise unsupported("suffix", "this model has no tokens for text to be filled in")

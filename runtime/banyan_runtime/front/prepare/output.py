@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -20,9 +21,10 @@ from banyan_runtime.front.prepare.channels import free_in_channels, in_channels
 from banyan_runtime.front.prepare.constraints import Asked, asked_of
 from banyan_runtime.front.prepare.forced import ARRAY, Leniency, forced, loose, problem, strict, tag_of
 from banyan_runtime.front.prepare.sequences import Served
-from banyan_runtime.front.prepare.thinking import behind_thoughts, marked_by_tokens
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.structural import AnyText, Node, Optional, Regex, Sequence, Tag, node_of, write
+from banyan_runtime.wire import Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +187,19 @@ def _tools(text: Text, asked: ChatRequest, choice: ToolChoice) -> ToolUse | None
         required=choice.mode == "required",
         calls_before=sum(len(message.tool_calls or ()) for message in asked.messages),
     )
+
+
+_BLANK: Final = Regex(r"\n{0,2}")
+
+
+def marked_by_tokens(form: ReasoningFormat, start: Start, added: Mapping[str, int]) -> bool:
+    """Whether the markers that may come are tokens of their own: those behind a prompt that ends so."""
+    return form.end in added and (start is Start.REASONING or form.start in added)
+
+
+def behind_thoughts(form: ReasoningFormat, start: Start, answer: Grammar) -> Grammar:
+    """The whole output: reasoning, which the prompt has begun or the model may begin, and the answer. Raises GrammarError."""
+    thoughts: Node = Sequence((Tag("" if start is Start.REASONING else form.start, AnyText(), form.end), _BLANK))
+    if start is Start.OPTIONAL:
+        thoughts = Optional(thoughts)
+    return Grammar("structural_tag", write(Sequence((thoughts, node_of(answer)))), answer.whitespace)

@@ -16,9 +16,8 @@ from banyan_runtime.front.chat.prompt import ChatOptions, ReasoningReader, rende
 from banyan_runtime.front.chat.reasoning import FORMATS
 from banyan_runtime.front.chat.reasoning.harmony import CHANNEL, END
 from banyan_runtime.front.chat.template import ChatTemplate, Guard, TemplateError
-from banyan_runtime.front.chat.tools.detect import detect
 from banyan_runtime.front.chat.tools.format import ToolFormat
-from banyan_runtime.front.chat.tools.registry import NAMES, find
+from banyan_runtime.front.chat.tools.registry import NAMES, detect, find
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.text.defaults import GenerationDefaults
 from banyan_runtime.front.text.embedding import Embedding

@@ -35,3 +35,27 @@ NAMES: Final[tuple[str, ...]] = tuple(_BY_NAME)
 def find(name: str) -> ToolFormat | None:
     """The format of this name, `-` and `_` being the same; None if there is none."""
     return _BY_NAME.get(name.replace("-", "_"))
+
+
+_SIGNS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("gpt_oss", ("<|channel|>", "<|constrain|>")),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("deepseekv3", ("<｜tool▁call▁begin｜>", "```json")),
+    ("deepseekv31", ("<｜tool▁call▁begin｜>",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("glm45", ("<arg_key>",)),
+    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("hermes", ("<tool_call>",)),
+    ("llama4", ("<|python_start|>",)),
+    ("llama3", ("<|python_tag|>",)),
+    ("llama3", ("ipython", '"parameters": ')),
+)
+"""What a template holds that writes calls in a format; all of a row. The first row that fits decides."""
+
+
+def detect(template: str) -> str | None:
+    """The name of the format of calls that a chat template shows; None: none that is known."""
+    for name, signs in _SIGNS:
+        if all(sign in template for sign in signs):
+            return name
+    return None
