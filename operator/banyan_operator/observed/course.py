@@ -192,7 +192,9 @@ def _working(job: BatchJob, seen: Seen, work: Stage, memory: Known, wish: Wish, 
 def _merging(job: BatchJob, seen: Seen, merge: Stage, wish: Wish, now: float) -> Course:
     orders = [*_as_it_is(seen.plan), *([Order("work", suspend=True)] if seen.work is not None else [])]
     orders.append(Order("merge", suspend=job.spec.suspend and wish.stop is None))
-    return Course(tuple(orders), over=_merged(merge) if merge.over(now) else None)
+    # a Job may have been made again before it was heard that the merge, which is gone, had ended: nothing is over while that one runs
+    rests = all(stage.ending is not None or stage.at_rest(but_lost=seen.fenced) for stage in seen.stages)
+    return Course(tuple(orders), over=_merged(merge) if rests and merge.over(now) else None)
 
 
 # --- how it ends ---

@@ -219,6 +219,15 @@ def told_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Reporter, "write", write)
 
 
+def over_while_work_goes_on(patch: pytest.MonkeyPatch) -> None:
+    real = course._merging
+
+    def merging(job: Any, seen: Any, merge: Stage, wish: Any, now: float) -> course.Course:
+        return replace(real(job, seen, merge, wish, now), over=course._merged(merge) if merge.over(now) else None)
+
+    patch.setattr(course, "_merging", merging)
+
+
 def what_went_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Store, "remains", lambda self, key: ())
 
@@ -268,6 +277,7 @@ PLANTS = (
     Plant("no resync", nothing_is_listed_again, "", 2000, seed=24520513),
     Plant("a late sighting counts as news", late_sightings_count, "", 2000, seed=2789779421),
     Plant("13: a Job that has ended and was removed is made again", what_went_is_forgotten, "was done already", 2000, seed=3979315673),
+    Plant("13: over while work that was made again goes on", over_while_work_goes_on, "may still run", 2000, seed=1666448233),
     Plant("14: a pod on a node that never comes back is waited for", lost_pods_are_waited_for, "goes on|nothing holds it up", 2000),
     Plant("14: a pod is given up that its node ends", given_up_in_their_grace, "its node ends it", 2000),
     Plant("Events before what they tell of", told_before_it_is_written, "was told", 2000, seed=2896894571),

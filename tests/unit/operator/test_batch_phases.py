@@ -474,6 +474,15 @@ def test_a_job_that_is_there_counts_and_not_one_that_went_nor_that_of_an_earlier
     assert list(made(observe(BATCH, remains=(others,)))) == ["plan"]
 
 
+def test_a_batch_whose_merge_is_heard_late_to_have_published_is_over_once_the_work_that_was_made_again_stands_still():
+    plan = observe(planned(), job(active=1), running(), remains=published())
+    assert (list(made(plan)), made(plan)["work"]["spec"]["suspend"], plan.status["phase"]) == (["work"], True, "Merging")
+    stopping = observe(after(plan), job(suspend=True), running(), remains=published())
+    assert (made(stopping), later(stopping, after(plan))["status"]["phase"]) == ({}, "Merging")
+    assert observe(after(plan), job(suspend=True, **SUSPENDED), remains=published()).status["phase"] == "Succeeded"
+    assert observe(after(plan), job(**COMPLETE), ended(0, WORKED), remains=published()).status["phase"] == "Succeeded"
+
+
 def test_work_is_not_made_again_once_there_is_a_merge():
     assert made(observe(planned(), job(phase="merge", active=1), running(of="merge"))) == {}
 
