@@ -197,6 +197,9 @@ class BatchRunner(Runner):
         ends = deadline(self.job, self.resource.get("status") or {})
         return EXPIRE if ends is not None and time.time() >= ends else None
 
+    async def close(self) -> None:
+        """It holds pods alone."""
+
     async def ask_progress(self, http: aiohttp.ClientSession) -> None:
         """Ask the workers how far they are."""
         urls = [f"{pod.url(PROGRESS_PORT)}/progress" for pod in self.pods if PROGRESS_PORT in pod.ports]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from banyan_operator.reconcile.common import acceptable
 SETTINGS: Final = Settings(runtime_image="local", operator_version=__version__, platform="local")
 
 
-class Runner:
+class Runner(ABC):
     """What both kinds have in common. `resource`: with the status as it was filled last."""
 
     def __init__(self, resource: Manifest, machine: Machine) -> None:
@@ -46,16 +47,18 @@ class Runner:
         """Take an edit over; the next turn acts on it."""
         self.resource, self._parsed, self._invalid = resource, parse(resource), None
 
+    @abstractmethod
     def turn(self) -> None:
-        raise NotImplementedError
+        """Start or stop the pods that differ from what is wanted."""
 
     def fill_status(self) -> None:
         """Write into the resource what is to be seen now."""
         prior = self.resource.get("status") or {}
         self.resource = {**self.resource, "status": self._status(prior, time.time())}
 
+    @abstractmethod
     def _status(self, prior: Manifest, now: float) -> Manifest:
-        raise NotImplementedError
+        """The status now. `prior`: as it was; `now`: Unix seconds."""
 
     def leave(self) -> None:
         """End all pods, and start none any more."""
@@ -63,8 +66,9 @@ class Runner:
         for pod in self._tasks:
             pod.stop(pre_stop=False)
 
+    @abstractmethod
     async def close(self) -> None:
-        """Called when no pod is left."""
+        """Free what it holds beside its pods. Called when no pod is left."""
 
     @property
     def accepted(self) -> Finding:
