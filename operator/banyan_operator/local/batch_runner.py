@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
@@ -22,12 +22,11 @@ from banyan_operator.local.pod import Machine, Pod, ask
 from banyan_operator.local.runner import SETTINGS, Runner
 from banyan_operator.local.server_runner import ServerRunner
 from banyan_operator.local.status import has_ended
-from banyan_operator.observed import answers, course, diagnosis, pods
+from banyan_operator.observed import course, pods
 from banyan_operator.observed.answers import Progress
 from banyan_operator.observed.batch import deadline
-from banyan_operator.observed.conditions import Finding, no, yes
-from banyan_operator.observed.course import CANCEL, EXPIRE, Over, Stop
-from banyan_operator.observed.diagnosis import View
+from banyan_operator.observed.conditions import Finding, no
+from banyan_operator.observed.course import CANCEL, EXPIRE, Stop
 
 FIRST_RETRY_S: Final = 10.0
 LONGEST_RETRY_S: Final = 360.0
@@ -56,10 +55,7 @@ class Verdict:
         container = self.pod.container(CONTAINER)
         if container is None or self.end is None:
             return Because(default, f"The Job failed (pod {self.pod.name}: failed). Make a new BatchJob to try again.")
-        view = View(now=0.0, startup_timeout_s=0.0, accelerators="", local=True, final=True)
-        found = diagnosis.crash(self.pod, container, self.end, view)
-        reason = default if found.reason == "CrashLoop" else found.reason
-        return Because(reason, found.message, refusal=self.end.exit_code in course.REFUSAL_CODES)
+        return course.crashed(self.pod, container, self.end, default, local=True)
 
 
 class BatchRunner(Runner):
@@ -112,7 +108,7 @@ class BatchRunner(Runner):
 
     def _go_on(self, stage: Stage, verdict: Verdict) -> None:
         if stage.phase == "merge":
-            self._batch.over = _published(stage, verdict)
+            self._batch.over = course.published(stage.partial, stage.because, verdict.report, verdict.because, succeeded=verdict.succeeded)
         elif stage.phase == "plan" and not verdict.succeeded:
             self._batch.over = course.failed(verdict.because("PlanFailed"))
         elif stage.phase == "plan":
@@ -210,23 +206,3 @@ class BatchRunner(Runner):
         if has_ended(self.resource):  # an edit was seen since, which changes nothing
             return {**prior, "observedGeneration": self.job.metadata.generation}
         return batch_status(self.job, self._batch, (self.accepted, self._hold, self._stop), prior, now)
-
-
-def _published(stage: Stage, merge: Verdict) -> Over:
-    """How it is over."""
-    said = str(merge.report.get("code") or "")
-    if not merge.succeeded and said not in course.PUBLISHED:
-        why = merge.because("MergeFailed")
-        if stage.because is None:
-            return course.failed(replace(why, reason="MergeFailed", refusal=False))
-        message = f"{stage.because.message} What was done could not be published either: {why.message}"
-        return course.failed(replace(stage.because, message=message))
-    if stage.partial in ("cancelled", "expired"):
-        return course.ended(CANCEL if stage.partial == "cancelled" else EXPIRE, "What was done by then is published.")
-    if stage.because is not None:
-        return course.failed(replace(stage.because, message=f"{stage.because.message} What was done is published."))
-    if said == "all_lines_failed":
-        return course.failed(replace(merge.because("AllLinesFailed"), refusal=False))
-    if said in course.ENDED_EARLY:
-        return course.ended_early(said, answers.counts(merge.report.get("requestCounts")), "")
-    return Over("Succeeded", yes("Succeeded", "All results are published."))

@@ -9,7 +9,8 @@ was seen to end has ended, whoever has removed it since; one that went before is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from banyan_operator.observed import answers, diagnosis
 from banyan_operator.observed.conditions import Finding, no, yes
 from banyan_operator.observed.diagnosis import View, off
 from banyan_operator.observed.ending import Ending
+from banyan_operator.observed.pods import Container, End, Pod
 from banyan_operator.observed.seen import Seen, Stage
 
 REFUSAL_CODES: Final = (64, 65, 77, 78)
@@ -203,33 +205,59 @@ def _merging(job: BatchJob, seen: Seen, merge: Stage, wish: Wish, now: float) ->
 def _merged(merge: Stage) -> Over:
     ending = merge.ending
     assert ending is not None
-    partial, because, said = partial_of(merge.job), Because.of(merge.job), str(merge.words.get("code") or "")
-    if not ending.succeeded and said not in PUBLISHED:
-        why = _why(ending, "MergeFailed")
+    return published(
+        partial_of(merge.job),
+        Because.of(merge.job),
+        merge.words,
+        functools.partial(_why, ending),
+        succeeded=ending.succeeded,
+        heard=_heard(merge),
+        tail=_tail(ending),
+    )
+
+
+def published(
+    partial: str | None,
+    because: Because | None,
+    report: Mapping[str, Any],
+    why: Callable[[str], Because],
+    *,
+    succeeded: bool,
+    heard: str = "",
+    tail: str = "",
+) -> Over:
+    """How a batch is over whose merge has ended.
+
+    `partial`, `because`: why the merge was to publish what is not done; `report`: the merge's termination message; `why`: why it failed,
+    with the given reason where it tells none; `heard`, `tail`: what of its report is not known.
+    """
+    said = str(report.get("code") or "")
+    if not succeeded and said not in PUBLISHED:
+        failure = why("MergeFailed")
         if because is None:
-            return failed(replace(why, reason="MergeFailed", refusal=False))
-        return failed(replace(because, message=f"{because.message} What was done could not be published either: {why.message}"))
+            return failed(replace(failure, reason="MergeFailed", refusal=False))
+        return failed(replace(because, message=f"{because.message} What was done could not be published either: {failure.message}"))
     match partial:
         case "cancelled":
-            return ended(CANCEL, f"What was done by then is published.{_heard(merge)}")
+            return ended(CANCEL, f"What was done by then is published.{heard}")
         case "expired":
-            return ended(EXPIRE, f"What was done by then is published.{_heard(merge)}")
+            return ended(EXPIRE, f"What was done by then is published.{heard}")
         case None if said == "all_lines_failed":
-            return failed(replace(_why(ending, "AllLinesFailed"), refusal=False))
+            return failed(replace(why("AllLinesFailed"), refusal=False))
         case None if said in ENDED_EARLY:
-            return ended_early(said, answers.counts(merge.words.get("requestCounts")), _tail(ending))
+            return _ended_early(said, answers.counts(report.get("requestCounts")), tail)
         case None:
-            return Over("Succeeded", yes("Succeeded", f"All results are published.{_heard(merge)}"))
+            return Over("Succeeded", yes("Succeeded", f"All results are published.{heard}"))
     default = "TooManyErrors" if partial == "too-many-errors" else "WorkersFailed"
     because = because or Because(default, "The work failed.")
-    return failed(replace(because, message=f"{because.message} What was done is published.{_heard(merge)}"))
+    return failed(replace(because, message=f"{because.message} What was done is published.{heard}"))
 
 
 def ended(stop: Stop, results: str) -> Over:
     return Over(stop.ended, no(stop.ended, f"{stop.message} {results}"))
 
 
-def ended_early(said: str, counts: RequestCounts | None, tail: str) -> Over:
+def _ended_early(said: str, counts: RequestCounts | None, tail: str) -> Over:
     """A run that was to be published as it is whole, but had been as it was: by a BatchJob whose run this one goes on with, or by a merge
     that went with its reason. What it lacks nobody runs any more."""
     lacking = "not all requests were run"
@@ -259,9 +287,14 @@ def _why(ending: Ending, default: str) -> Because:
     if ending.pod is None or container is None or ending.end is None:
         why = f" (pod {ending.pod.name}: {ending.pod.reason or ending.pod.disrupted or 'failed'})" if ending.pod is not None else ""
         return Because(default, f"{ending.message or 'The Job failed'}{why}. Make a new BatchJob to try again.{tail}")
-    found = diagnosis.crash(ending.pod, container, ending.end, View(now=0.0, startup_timeout_s=0.0, accelerators="", final=True))
+    return crashed(ending.pod, container, ending.end, default, tail=tail)
+
+
+def crashed(pod: Pod, container: Container, end: End, default: str, *, local: bool = False, tail: str = "") -> Because:
+    """Why a worker ended as it did, for the last time. `default`: the reason where its message tells none."""
+    found = diagnosis.crash(pod, container, end, View(now=0.0, startup_timeout_s=0.0, accelerators="", local=local, final=True))
     reason = default if found.reason == "CrashLoop" else found.reason
-    return Because(reason, found.message + tail, refusal=ending.end.exit_code in REFUSAL_CODES)
+    return Because(reason, found.message + tail, refusal=end.exit_code in REFUSAL_CODES)
 
 
 def _deleted(phase: Phase) -> Because:
