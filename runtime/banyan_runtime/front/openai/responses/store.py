@@ -39,7 +39,7 @@ class Record(msgspec.Struct, frozen=True):
     @property
     def size(self) -> int:
         """Bytes."""
-        return len(bytes(self.response)) + len(bytes(self.items)) + len(bytes(self.messages))
+        return sum(len(memoryview(part)) for part in (self.response, self.items, self.messages))
 
 
 class ResponseStore:
@@ -92,12 +92,13 @@ class ResponseStore:
         """Keep the newest state of a response."""
         if not self.keeps:
             return
-        if record.size > self._max_bytes:
-            log.warning("a response has %d bytes, more than --response-store-bytes=%d: it is not kept", record.size, self._max_bytes)
+        size = record.size
+        if size > self._max_bytes:
+            log.warning("a response has %d bytes, more than --response-store-bytes=%d: it is not kept", size, self._max_bytes)
             self._forget(response_id)
             return
-        self._bytes += record.size - self._sizes.get(response_id, 0)
-        self._sizes[response_id] = record.size
+        self._bytes += size - self._sizes.get(response_id, 0)
+        self._sizes[response_id] = size
         self._memory[response_id] = record
         self._remove_oldest()
         if self._folder is None:
