@@ -49,12 +49,13 @@ M = TypeVar("M", bound=RequestModel)
 
 Neutral = Mapping[str, tuple[Any, ...]]
 """Of fields that are known but not served: the values that ask for nothing."""
-_INSTEAD: Final[Mapping[str, str]] = {
+INSTEAD: Final[Mapping[str, str]] = {
     "stop_regex": "stop",
     "functions": "tools",
     "function_call": "tool_choice",
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "structured_outputs"),
 }
+"""Fields that were removed, and the field to use."""
 
 _EXPECTED: Final[Mapping[str, str]] = {
     "string_type": "a string",
@@ -133,7 +134,7 @@ def refuse_unsupported(request: RequestModel, neutral: Neutral) -> None:
     """Refuse fields that this server knows but does not have, unless they ask for nothing. Raises ApiError."""
     for name, value in (request.model_extra or {}).items():
         if value is not None and name in neutral and not any(type(value) is type(off) and value == off for off in neutral[name]):
-            raise unsupported(name, f"use {_INSTEAD[name]}") if name in _INSTEAD else unsupported(name)
+            raise unsupported(name, f"use {INSTEAD[name]}") if name in INSTEAD else unsupported(name)
 
 
 def unknown(request: BaseModel, known: Set[str]) -> tuple[str, ...]:

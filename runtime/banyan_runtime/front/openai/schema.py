@@ -9,19 +9,11 @@ from pydantic import BeforeValidator, Field
 from banyan_runtime.front.chat.messages import FIRST_PROBLEM, ChatMessage
 from banyan_runtime.front.errors import invalid
 from banyan_runtime.front.openai.tools import Tool, check_tools, refuse_custom
-from banyan_runtime.front.parsing import Int, Neutral, RequestModel, check_choice, check_top_logprobs, shown, unknown
+from banyan_runtime.front.parsing import INSTEAD, Int, Neutral, RequestModel, check_choice, check_top_logprobs, shown, unknown
 from banyan_runtime.front.sampling import SamplingFields
 
 _OFF: Final[tuple[Any, ...]] = (False, 0, "", [], {})
-REMOVED: Final[Neutral] = {
-    "stop_regex": _OFF,
-    "functions": _OFF,
-    "function_call": ("none", "auto"),
-    "guided_json": _OFF,
-    "guided_regex": _OFF,
-    "guided_choice": _OFF,
-    "guided_grammar": _OFF,
-}
+REMOVED: Final[Neutral] = {**dict.fromkeys(INSTEAD, _OFF), "function_call": ("none", "auto")}
 _UNSUPPORTED: Final[Neutral] = {
     **REMOVED,
     "prompt_logprobs": (False,),
