@@ -1,4 +1,4 @@
-"""`banyan-operator run`: one operator, until it is told to end or can not go on. A Deployment starts it again."""
+"""`banyan-operator run`: one operator, until a signal ends it or it cannot go on. A Deployment starts it again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXIT_ENDED: Final = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM (exit code 0), or until it can not go on (1): a watch or the lease is lost, say. 64 where no cluster is named."""
+    """Run until SIGTERM (exit code 0), or until it cannot go on (1): a watch or the lease is lost, say. 64 where no cluster is named."""
     options = parse(sys.argv[1:] if argv is None else argv, os.environ)
     logging.basicConfig(
         level=options.log_level.upper(), format="[%(asctime)s] %(levelname)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S", stream=sys.stderr

@@ -50,7 +50,7 @@ class UnwatchedError(Exception):
 
 
 class Manager:
-    """`start` and `stop` are called by kopf. `ended` is set when the process can not go on; `error` tells why."""
+    """`start` and `stop` are called by kopf. `ended` is set when the process cannot go on; `error` tells why."""
 
     def __init__(
         self, options: Options, metrics: Metrics, deadman: Deadman, connection: Connection, absent: Collection[str] = frozenset()

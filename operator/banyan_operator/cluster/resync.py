@@ -25,7 +25,7 @@ SETTLE_S: Final = 1.0  # for a watch to tell how what is not in a list has ended
 
 
 class Resync:
-    """Brings the store in line with lists. `concerns` is told which resources a difference concerns."""
+    """Brings the store in line with lists. `concerns` takes the resources that a difference concerns."""
 
     def __init__(
         self,

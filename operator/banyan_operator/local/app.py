@@ -38,7 +38,7 @@ from banyan_operator.local.volumes import Volumes, claims_of
 from banyan_operator.times import seconds, stamp
 
 TURN_S: Final = 1.0
-"""A turn comes at least this often: retries fall due, files change, workers get on, and nobody says so."""
+"""Longest time between two turns. Nothing signals a retry that is due, a changed file, or a worker's progress."""
 INTERRUPTED: Final = 130
 GIVE_UP_S: Final = 10.0  # a process that was killed is gone in milliseconds, unless it waits for a disk that does not answer
 _GIVEN: Final = ("uid", "generation", "creationTimestamp")
