@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ ADDRESS = re.compile(r"Listening on (http://[\d.]+:\d+)")
 MODEL = "tiny"  # the name under which every test server serves
 SECOND_NAME = "second-name"  # of the shared server
 PROGRAM = ("-m", "banyan_runtime")
+SLOW = Path(__file__).with_name("slow")  # what lets engines be `slowed`
 READY = "The server is fired up and ready to roll!"
 DEADLINE_S = 4.0  # a `slowed` engine gives the first token of a long answer long before it, and the last long after
 
@@ -42,7 +42,10 @@ class ServerProcess:
         self.http = httpx.Client(timeout=30, verify=False)  # no TLS: loading certificates would take longer than most tests
         command = [sys.executable, *program, "serve", "--model-path", str(model), "--served-model-name", MODEL]
         command += ["--port", "0", *flags]
+        self._slow = log.with_suffix(".slow")
         own = {
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(SLOW), os.environ.get("PYTHONPATH")))),
+            "BANYAN_TEST_SLOW": str(self._slow),
             "OMP_NUM_THREADS": "1",
             "BANYAN_TERMINATION_LOG": str(self.termination_log),
             "BANYAN_CACHE": str(log.with_suffix(".cache")),  # where files are kept, unless a flag says otherwise
@@ -130,32 +133,16 @@ class ServerProcess:
 
     @contextlib.contextmanager
     def slowed(self) -> Iterator[None]:
-        """Lets the engine run for a twentieth of the time only: on no machine is a long answer over before somebody has looked at it.
+        """Makes each step of the engine long: on no machine is a long answer over before somebody has looked at it.
 
         It is idle before: the load gauges may show a request a little longer than its answer took.
         """
         self.until_idle()
-        engine, over = os.pidfd_open(self.engine.pid), threading.Event()
-
-        def slow() -> None:
-            with contextlib.suppress(ProcessLookupError):
-                ran_s = 0.002
-                while not over.is_set():
-                    signal.pidfd_send_signal(engine, signal.SIGSTOP)
-                    over.wait(min(19 * ran_s, 0.5))  # one late wake must not stop the engine for seconds
-                    began = time.monotonic()
-                    signal.pidfd_send_signal(engine, signal.SIGCONT)
-                    time.sleep(0.001)
-                    ran_s = max(0.002, time.monotonic() - began)  # a busy machine wakes this thread late
-
-        thread = threading.Thread(target=slow, daemon=True)
-        thread.start()
+        self._slow.touch()
         try:
             yield
         finally:
-            over.set()
-            thread.join()
-            os.close(engine)
+            self._slow.unlink(missing_ok=True)
 
     def _child(self, module: str) -> psutil.Process | None:
         for child in psutil.Process(self.process.pid).children():
