@@ -127,6 +127,7 @@ class Sender:
         self._served_models = set(models) if self._succeeded and len(models) == 1 else set()
         self._missing_models: set[str] = set()
         self._refusals = 0  # before any line was answered
+        self._refused: set[int] = set()  # orders of the lines that were
         self._unserved_since: float | None = None  # the first failed try since a line was answered
         self._addresses = 1
         self._retries = 0
@@ -180,7 +181,7 @@ class Sender:
             if ready is None and needs_readiness(kind, succeeded=self._succeeded):
                 ready = await self._readiness.ask(since=failed_at)
             decision = decide(kind, succeeded=self._succeeded, ready=ready is True)
-            if decision is Decision.FAIL_JOB and self._is_own_error(kind, reply, body):
+            if decision is Decision.FAIL_JOB and self._is_own_error(kind, reply, body, order):
                 decision = Decision.ANSWER
             if decision is Decision.ANSWER:
                 assert isinstance(reply, Answer)
@@ -248,13 +249,17 @@ class Sender:
             return 0.0  # the breaker paces the probes
         return tries.backoff_s(self._policy, jitter=random.random(), asked_s=self._asked_s(reply))
 
-    def _is_own_error(self, kind: Kind, reply: Answer | NoAnswer, body: bytes) -> bool:
-        """Whether a line that is refused before any line was answered is to blame. Raises what ends the job once enough are refused."""
+    def _is_own_error(self, kind: Kind, reply: Answer | NoAnswer, body: bytes, order: int) -> bool:
+        """Whether a line that is refused before any line was answered is to blame. Raises what ends the job once enough are refused.
+        One line that is refused again and again proves nothing while others are being served.
+        """
         assert isinstance(reply, Answer)
         self._refusals += 1
+        self._refused.add(order)
         if kind is Kind.MODEL_MISSING and self._expected.models is not None:
             self._missing_models.add(asked_model(body))
-        if self._refusals < min(ENOUGH_REFUSALS, self._expected.lines):
+        alone = self._refusals >= ENOUGH_REFUSALS and not self._limiter.in_flight
+        if len(self._refused) < min(ENOUGH_REFUSALS, self._expected.lines) and not alone:
             return False
         if kind is Kind.MODEL_MISSING and (self._expected.models is None or not self._missing_models >= self._expected.models):
             return True

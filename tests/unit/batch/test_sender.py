@@ -196,6 +196,12 @@ def test_refusals_at_the_start_are_tried_again_while_others_are_being_served(ser
     assert statuses(send(server, lines, RetryPolicy(max_attempts=5, max_backoff_s=0.02), expected=Expected(1000))) == {200: 8}
 
 
+def test_one_line_that_is_refused_again_and_again_fails_no_job_while_others_are_being_served(server: ScriptedServer) -> None:
+    lines = [body("status 403"), *(body(f"slow 1 {n}") for n in range(3))]
+    outcomes, error = send_all(server, lines, RetryPolicy(max_attempts=3, max_backoff_s=0.02))
+    assert (statuses(outcomes), error) == ({200: 3, 403: 1}, None)
+
+
 class Refusing:
     """A server that serves 20 lines, then refuses what it gets, until it is told otherwise."""
 
