@@ -131,7 +131,7 @@ class Client:
             return NoAnswer(Kind.FAILED, "the request timed out")
         except aiohttp.ClientError as error:
             balancer.eject(address, time.monotonic())
-            return NoAnswer(Kind.FAILED, f"no whole answer ({error!r})"[:300])
+            return NoAnswer(Kind.FAILED, f"no whole answer ({type(error).__name__}: {error})"[:300])  # its repr shows the key
         finally:
             balancer.outstanding[address] -= 1
         return read_answer(answer.status, answer.body, answer.headers.get("X-Request-Id", ""), answer.headers.get("Retry-After"))

@@ -147,6 +147,20 @@ def test_what_is_no_whole_answer_is_a_failure(data: bytes) -> None:
     assert trouble(ends(data)).kind is Kind.FAILED
 
 
+def test_an_answer_that_is_no_http_is_told_and_the_key_is_not() -> None:
+    async def run() -> Answer | NoAnswer:
+        async with (
+            listening(says(b"GARBAGE\r\n\r\n")) as (port, _),
+            Client(f"http://127.0.0.1:{port}", "/x", api_key="sk-secret", timeout_s=5.0) as client,
+        ):
+            return await client.post(BODY, "127.0.0.1")
+
+    told = uvloop.run(run())
+    assert isinstance(told, NoAnswer)
+    assert "Bad status line" in told.message
+    assert "sk-" not in told.message
+
+
 def test_an_answer_longer_than_the_bound_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 1 << 20)
     assert (
