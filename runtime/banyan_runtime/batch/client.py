@@ -134,7 +134,8 @@ class Client:
             return NoAnswer(Kind.FAILED, f"no whole answer ({type(error).__name__}: {error})"[:300])  # its repr shows the key
         finally:
             balancer.outstanding[address] -= 1
-        return read_answer(answer.status, answer.body, answer.headers.get("X-Request-Id", ""), answer.headers.get("Retry-After"))
+        request_id = answer.headers.get("X-Request-Id", "").encode(errors="surrogateescape").decode("latin-1")  # any bytes, as text
+        return read_answer(answer.status, answer.body, request_id, answer.headers.get("Retry-After"))
 
     async def ready(self) -> bool:
         """Whether the server says that it is ready for requests, by the first of its health paths that it has."""

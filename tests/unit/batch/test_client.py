@@ -21,7 +21,7 @@ from banyan_runtime.batch import client
 from banyan_runtime.batch.client import Answer, Client, NoAnswer, asked_model, read_answer
 from banyan_runtime.batch.errors import InvalidSpec
 from banyan_runtime.batch.options import parse
-from banyan_runtime.batch.records import Usage
+from banyan_runtime.batch.records import Usage, answered
 from banyan_runtime.batch.retries import Kind
 
 BODY = b'{"id":"x"}'
@@ -136,6 +136,11 @@ def test_a_request_is_sent_as_http_asks_and_its_connection_is_kept() -> None:
 def test_request_id_and_retry_after_are_read_whatever_their_case() -> None:
     got = answer(says(b"HTTP/1.1 429 Slow\r\nx-REQUEST-id: r-7\r\nRETRY-After: 12\r\nContent-Length: 2\r\n\r\n{}"))
     assert (got.status, got.request_id, got.retry_after_s) == (429, "r-7", 12.0)
+
+
+def test_a_request_id_of_any_bytes_can_be_written_to_a_result() -> None:
+    got = answer(says(b"HTTP/1.1 200 OK\r\nX-Request-Id: \xe9\r\nContent-Length: 10\r\n\r\n" + BODY))
+    assert answered("r", "c", got.status, got.request_id, got.body, got.usage).kind == "output"
 
 
 @pytest.mark.parametrize(
