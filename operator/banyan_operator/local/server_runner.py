@@ -90,6 +90,7 @@ class ServerRunner(Runner):
 
     async def close(self) -> None:
         await self.proxy.close()
+        self._machine.ports.give_back(self.proxy.port)
 
     def _carry_out(self) -> None:
         if self._template is None:

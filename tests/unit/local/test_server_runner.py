@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from banyan_operator.kube.addresses import SERVER_PORT
-from banyan_operator.local.server_runner import next_step, targets
+from banyan_operator.local.ports import Ports
+from banyan_operator.local.proxy import Proxy
+from banyan_operator.local.server_runner import ServerRunner, next_step, targets
 
 
 @dataclass(eq=False)
@@ -78,3 +82,18 @@ def test_every_rollout_ends_with_as_many_new_replicas_as_are_wanted_and_never_se
 def test_requests_go_to_the_replicas_that_are_ready() -> None:
     known: Any = [Replica("a", port=1), Replica("a", ready=False, port=2), Replica("b", port=3)]
     assert targets(known) == [1, 3]
+
+
+def test_a_server_that_goes_and_comes_back_has_its_url_again() -> None:
+    ports = Ports()
+    machine: Any = SimpleNamespace(ports=ports, find=lambda key: None)
+    kind = {"apiVersion": "serving.banyan.dev/v1alpha1", "kind": "InferenceServer"}
+    manifest = {**kind, "metadata": {"name": "chat", "namespace": "default"}, "spec": {"model": {"uri": "pvc://models/x"}}}
+
+    async def url() -> str:
+        runner = ServerRunner(manifest, machine, Proxy("chat", ports.listen("chat")))
+        await runner.proxy.start()
+        await runner.close()
+        return runner.proxy.url
+
+    assert asyncio.run(url()) == asyncio.run(url())
