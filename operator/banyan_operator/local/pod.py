@@ -118,7 +118,7 @@ class Pod:
         self.over = False
         self.failed = False
         self.readyz: Mapping[str, Any] | None = None
-        """The body of /readyz of a container that has a probe there."""
+        """The body of /readyz of a container that runs and has a probe there."""
 
     @property
     def containers(self) -> list[Container]:
@@ -279,6 +279,7 @@ class Pod:
                 with contextlib.suppress(asyncio.CancelledError):
                     await probing
                 container.process, container.started, container.ready = None, False, False
+                self.readyz = None
             words = os.pread(message_file, MESSAGE_BYTES, 0).decode(errors="replace").strip()
         if code and not words and "terminationMessagePolicy" in container.spec:
             words = _log_tail(log)

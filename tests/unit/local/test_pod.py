@@ -20,6 +20,13 @@ from banyan_operator.local.volumes import Volumes
 NOTE = "import sys, time; log = open({log!r}, 'a', buffering=1)\n"
 STAYS = NOTE + "import signal\nprint('{name} starts', file=log)\ndef end(*_): print('{name} ends', file=log); sys.exit(0)\n"
 STAYS += "signal.signal(signal.SIGTERM, end)\ntime.sleep(600)"
+LOADS = """
+import http.server, os
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503), self.end_headers(), self.wfile.write(b'{{"state": "loading"}}')
+http.server.HTTPServer(("127.0.0.1", int(os.environ["BANYAN_PORT"])), Answer).handle_request()
+"""
 ENDS = NOTE + "print('{name} runs', file=log); sys.exit({code})"
 
 
@@ -108,3 +115,17 @@ def test_what_no_process_can_be_given_is_told_and_its_value_is_not(bench: Bench,
     bench.run(spec, lambda pod: pod.observed().containers[0].waiting == "CreateContainerConfigError")
     assert "container main" in bench.said[0]
     assert "hush" not in "".join(bench.said)
+
+
+def test_what_a_server_said_of_its_loading_is_forgotten_when_it_ends(bench: Bench) -> None:
+    heard: list[Any] = []
+
+    def until(pod: Pod) -> bool:
+        heard.append(pod.readyz)
+        return pod.over
+
+    probe = {"startupProbe": {"httpGet": {"path": "/readyz", "port": 30000}, "failureThreshold": 100}}
+    server = bench.container("server", LOADS, env=[{"name": "BANYAN_PORT", "value": "30000"}], **probe)
+    pod = bench.run({"containers": [server], "restartPolicy": "Never"}, until)
+    assert {"state": "loading"} in heard
+    assert pod.readyz is None
