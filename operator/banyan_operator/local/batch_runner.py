@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
 
 import aiohttp
@@ -122,8 +123,10 @@ class BatchRunner(Runner):
 
     def _keep_working(self, stage: Stage) -> None:
         wanted = self.job.spec.workers if stage.phase == "work" else 1
-        for index, worker in stage.workers.items():
-            if index >= wanted and worker.pod is not None and not worker.pod.stopping:
+        for index, worker in [one for one in stage.workers.items() if one[0] >= wanted]:
+            if worker.pod is None:
+                del stage.workers[index]
+            elif not worker.pod.stopping:
                 worker.pod.stop()
         for index in range(wanted):
             worker = stage.workers.setdefault(index, Worker())
@@ -134,6 +137,9 @@ class BatchRunner(Runner):
                     self._invalid = no("InvalidSpec", str(error))
                     return
                 stage.begun = True
+        lost = [(worker.retry_at, worker.last) for worker in stage.workers.values() if self._lost(worker) and worker.last is not None]
+        if len(lost) == len(stage.workers):
+            self._verdict = Verdict(False, max(lost, key=itemgetter(0))[1])
 
     def _template(self, stage: Stage, index: int) -> Manifest:
         server = self._server
@@ -158,8 +164,6 @@ class BatchRunner(Runner):
         else:
             worker.last, worker.failures = verdict.pod, worker.failures + 1
             worker.retry_at = time.monotonic() + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(30, worker.failures - 1))
-            if all(map(self._lost, stage.workers.values())):
-                self._verdict = self._verdict or verdict
 
     def _lost(self, worker: Worker) -> bool:
         """Whether it has failed as often as it may."""

@@ -198,6 +198,21 @@ def test_workers_come_and_go_with_the_spec(live: Any) -> None:
     live(story)
 
 
+@pytest.mark.parametrize("failed", [0, 1])
+def test_fewer_workers_of_which_none_may_be_tried_again_end_the_work(live: Any, failed: int) -> None:
+    async def story() -> None:
+        life = Life(workerBackoffLimit=0)
+        await life.to_work()
+        life.edit(workers=2)
+        (await life.turns())[failed].ends(75, "storage_unavailable")
+        await life.turns()
+        life.edit(workers=1)
+        left = await life.turns(12)
+        assert [phase_of(one) for one in left] == (["merge"], ["work"])[failed]
+
+    live(story)
+
+
 def test_the_work_waits_for_a_server_and_the_plan_does_not(live: Any) -> None:
     async def story() -> None:
         life = Life(serverRef={"name": "chat"})
