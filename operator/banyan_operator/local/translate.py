@@ -173,6 +173,8 @@ def _field(pod: Manifest, path: str) -> str:
         return str(metadata[path.removeprefix("metadata.")])
     if path in ("status.podIP", "status.hostIP"):
         return HOST
+    if path in ("spec.nodeName", "spec.serviceAccountName"):
+        return str(pod["spec"].get(path.removeprefix("spec."), "local"))
     for group in ("labels", "annotations"):
         prefix = f"metadata.{group}['"
         if path.startswith(prefix):

@@ -96,12 +96,14 @@ def test_fields_secrets_and_optional_sources_are_filled_in(tmp_path: Path) -> No
         "env": [
             {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             {"name": "APP", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['app']"}}},
+            {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
             {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "keys"}}},
             {"name": "NONE", "valueFrom": {"secretKeyRef": {"name": "other", "key": "x", "optional": True}}},
         ],
     }
     env = translate(pod(container), tmp_path).env
-    assert (env["NAME"], env["APP"], env["KEY"], env["K_keys"], "NONE" in env) == ("chat-1", "chat", "abc", "abc", False)
+    assert (env["NAME"], env["APP"], env["NODE"]) == ("chat-1", "chat", "local")
+    assert (env["KEY"], env["K_keys"], "NONE" in env) == ("abc", "abc", False)
 
 
 @pytest.mark.parametrize(
