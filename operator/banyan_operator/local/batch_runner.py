@@ -67,6 +67,7 @@ class BatchRunner(Runner):
         self._server_of = server_of
         self._batch = Batch(resource.get("status") or {})
         self._verdict: Verdict | None = None  # of the phase at work, whose last pods may still be ending
+        self._server_url: str | None = None  # as it was last known: a server may go while the work goes on
 
     @property
     def job(self) -> BatchJob:
@@ -142,9 +143,9 @@ class BatchRunner(Runner):
             self._verdict = Verdict(False, max(lost, key=itemgetter(0))[1])
 
     def _template(self, stage: Stage, index: int) -> Manifest:
-        server = self._server
-        url = server.proxy.url if server is not None else None
-        found = template(self.job, SETTINGS, stage.phase, server_url=url, partial=stage.partial)
+        if (server := self._server) is not None:
+            self._server_url = server.proxy.url
+        found = template(self.job, SETTINGS, stage.phase, server_url=self._server_url, partial=stage.partial)
         of_index = {"name": "JOB_COMPLETION_INDEX", "value": str(index)}
         containers = [{**one, "env": [*one.get("env", ()), of_index]} for one in found["spec"]["containers"]]
         return {**found, "spec": {**found["spec"], "containers": containers}}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from banyan_operator.kube.kinds import Manifest
 from banyan_operator.local import batch_runner, runner
 from banyan_operator.local.batch_runner import BatchRunner
 from banyan_operator.observed import pods
+from banyan_operator.observed.conditions import yes
 from banyan_operator.observed.pods import End
 from banyan_operator.observed.termination import TerminationMessage
 
@@ -218,6 +220,22 @@ def test_the_work_waits_for_a_server_and_the_plan_does_not(live: Any) -> None:
         life = Life(serverRef={"name": "chat"})
         assert await life.to_work() == []
         assert (life.status["phase"], life.reason("Running")) == ("Planning", "WaitingForServer")
+
+    live(story)
+
+
+def test_a_worker_that_is_tried_again_asks_no_other_server_when_its_own_has_gone(live: Any) -> None:
+    async def story() -> None:
+        life = Life(serverRef={"name": "chat"})
+        server = SimpleNamespace(accepted=yes("Accepted", ""), takes_requests=True, proxy=SimpleNamespace(url="http://127.0.0.1:20001"))
+        life.runner._server_of = lambda key: cast(Any, server)
+        (worker,) = await life.to_work()
+        life.runner._server_of = lambda key: None
+        worker.ends(69, "server_gone")
+        (again,) = await life.turns()
+        url = {"name": "BANYAN_SERVER_URL", "value": "http://127.0.0.1:20001"}
+        assert url in worker.container["env"]
+        assert url in again.container["env"]
 
     live(story)
 
