@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -39,9 +40,10 @@ def wanted(container: Manifest) -> tuple[str, int]:
 
 
 class Accelerators:
-    """Who holds which device."""
+    """Who holds which device. `look`: who waits for one looks again."""
 
     def __init__(self, devices: Sequence[str]) -> None:
+        self.look = asyncio.Event()
         self._free = list(devices)
         self._held: dict[str, dict[str, list[str]]] = {}
 
@@ -61,3 +63,4 @@ class Accelerators:
     def release(self, pod: str) -> None:
         for devices in self._held.pop(pod, {}).values():
             self._free += devices
+        self.look.set()

@@ -35,7 +35,7 @@ FIRST_BACKOFF_S: Final = 10.0
 LONGEST_BACKOFF_S: Final = 300.0
 BACKOFF_FORGOTTEN_S: Final = 600.0
 """As the kubelet: the first restart is immediate, then 10 s, doubled up to 300 s; forgotten after ten good minutes."""
-RETRY_S: Final = 2.0  # for what a Secret or an accelerator is missing
+RETRY_S: Final = 2.0  # where a Secret is missing
 STARTUP_CHECK_S: Final = 1.0  # somebody sits before the screen and waits
 MESSAGE_BYTES: Final = 4096  # what the kubelet keeps of a termination message
 LOG_TAIL_BYTES: Final = 2048  # and of the log where a container left none
@@ -170,6 +170,7 @@ class Pod:
         self._pre_stop = pre_stop
         self.stopping = True
         self._ending.set()
+        self._machine.accelerators.look.set()
         for container in self.containers:
             container.up.set()
             if not container.sidecar:  # those go when the rest has ended
@@ -200,10 +201,12 @@ class Pod:
             self._machine.changed()
 
     async def _wait_for_accelerators(self) -> None:
-        while (text := self._machine.accelerators.assign(self.name, self._spec)) is not None and not self._ending.is_set():
+        accelerators = self._machine.accelerators
+        while (text := accelerators.assign(self.name, self._spec)) is not None and not self._ending.is_set():
             self._unschedulable = text
             self._machine.changed()
-            await self._pause(RETRY_S)
+            accelerators.look.clear()
+            await accelerators.look.wait()
         self._unschedulable = None
 
     async def _run_init(self, sidecars: list[tuple[Container, asyncio.Task[int]]]) -> bool:

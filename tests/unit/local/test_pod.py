@@ -43,15 +43,17 @@ class Bench:
     def events(self) -> list[str]:
         return self.log.read_text().splitlines() if self.log.exists() else []
 
+    def machine(self, http: aiohttp.ClientSession, devices: tuple[str, ...]) -> Machine:
+        volumes = Volumes(self.folder / "state", self.folder / "cache", {}, lambda: [])
+        find = lambda key: self.secrets.get(key.name)
+        return Machine(volumes, Accelerators(devices), Ports(), http, self.folder / "logs", find, self.said.append, lambda: None)
+
     def run(self, spec: dict[str, Any], until: Callable[[Pod], bool] = lambda pod: pod.over, devices: tuple[str, ...] = ()) -> Pod:
         """Run a pod until that comes true, then stop it."""
 
         async def life() -> Pod:
             async with aiohttp.ClientSession() as http:
-                volumes = Volumes(self.folder / "state", self.folder / "cache", {}, lambda: [])
-                find = lambda key: self.secrets.get(key.name)
-                machine = Machine(volumes, Accelerators(devices), Ports(), http, self.folder / "logs", find, self.said.append, lambda: None)
-                pod = Pod("p-", "default", {"metadata": {}, "spec": spec}, machine)
+                pod = Pod("p-", "default", {"metadata": {}, "spec": spec}, self.machine(http, devices))
                 task = asyncio.create_task(pod.run())
                 async with asyncio.timeout(30):
                     while not until(pod):  # noqa: ASYNC110 (a test's own question)
@@ -107,6 +109,24 @@ def test_a_pod_waits_for_an_accelerator_and_a_container_for_its_secret(bench: Be
 
     assert bench.run(spec, until, devices=("7",)).phase == "Succeeded"
     assert any('secret "keys" not found' in line for line in bench.said)
+
+
+def test_a_pod_that_waits_has_the_accelerator_as_soon_as_another_ends(bench: Bench) -> None:
+    """Else a batch would be taken for one that waits in vain, when the one before it has ended."""
+    spec = {"containers": [bench.container("main", ENDS, resources={"limits": {"nvidia.com/gpu": "1"}})], "restartPolicy": "Never"}
+
+    async def story() -> None:
+        async with aiohttp.ClientSession() as http:
+            machine = bench.machine(http, ("7",))
+            first, second = (Pod(name, "default", {"metadata": {}, "spec": spec}, machine) for name in ("a-", "b-"))
+            tasks = [asyncio.create_task(one.run()) for one in (first, second)]
+            await tasks[0]
+            await asyncio.sleep(0)
+            assert second.observed().unschedulable is None
+            await tasks[1]
+
+    asyncio.run(story())
+    assert bench.events() == ["main runs"] * 2
 
 
 @pytest.mark.parametrize("env", [[{"name": "X", "value": "hush\0"}], [{"name": "A=B", "value": "hush"}]])
