@@ -64,6 +64,7 @@ class ServerRunner(Runner):
         super().__init__(resource, machine)
         self.proxy = proxy
         self._template: Manifest | None = None
+        self._moved: tuple[object, float] = None, 0.0  # what a rollout counts, and since when it is so (unix seconds)
 
     @property
     def server(self) -> InferenceServer:
@@ -124,6 +125,10 @@ class ServerRunner(Runner):
         seen = [pod.observed() for pod in active]
         current = [pod for pod in seen if pod.revision == revision]
         ready, rolling = sum(pod.ready for pod in seen), len(current) < len(seen)
+        counts = server.metadata.generation, revision, len(current), ready
+        if self._moved[0] != counts:
+            self._moved = counts, now
+        late = now - self._moved[1] >= server.spec.rollout.progress_deadline_seconds and (rolling or ready < wanted)
         view = View(
             now=now,
             startup_timeout_s=server.spec.probes.startup_timeout_seconds,
@@ -141,8 +146,10 @@ class ServerRunner(Runner):
         fell = problem is not None and problem.reason == "NotReady" and prior.get("phase") in ("Ready", "Degraded")
         if server.spec.paused:
             phase = "Paused"
-        elif accepted.status != "True":
+        elif accepted.status != "True" or (late and not ready):
             phase = "Failed"
+        elif late:
+            phase = "Degraded"
         elif rolling:
             phase = "Updating"
         elif ready >= wanted:

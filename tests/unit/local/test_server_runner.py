@@ -27,6 +27,11 @@ class Replica:
         return {SERVER_PORT: self.port}
 
 
+def server(generation: int = 1, **spec: Any) -> dict[str, Any]:
+    kind = {"apiVersion": "serving.banyan.dev/v1alpha1", "kind": "InferenceServer"}
+    return {**kind, "metadata": {"name": "chat", "namespace": "default", "generation": generation}, "spec": spec}
+
+
 def replicas(text: str) -> Any:
     """`o` an old one, `n` a new one; in upper case it is ready; `x` one that is stopping."""
     return [Replica("new" if one in "nN" else "old", one.isupper(), one == "x") for one in text]
@@ -87,13 +92,22 @@ def test_requests_go_to_the_replicas_that_are_ready() -> None:
 def test_a_server_that_goes_and_comes_back_has_its_url_again() -> None:
     ports = Ports()
     machine: Any = SimpleNamespace(ports=ports, find=lambda key: None)
-    kind = {"apiVersion": "serving.banyan.dev/v1alpha1", "kind": "InferenceServer"}
-    manifest = {**kind, "metadata": {"name": "chat", "namespace": "default"}, "spec": {"model": {"uri": "pvc://models/x"}}}
 
     async def url() -> str:
-        runner = ServerRunner(manifest, machine, Proxy("chat", ports.listen("chat")))
+        runner = ServerRunner(server(model={"uri": "pvc://models/x"}), machine, Proxy("chat", ports.listen("chat")))
         await runner.proxy.start()
         await runner.close()
         return runner.proxy.url
 
     assert asyncio.run(url()) == asyncio.run(url())
+
+
+def test_a_server_that_does_not_come_up_within_its_deadline_has_failed() -> None:
+    """Else `--until-done` would wait for it for ever."""
+    machine: Any = SimpleNamespace(find=lambda key: None)
+    spec = {"model": {"uri": "pvc://models/x"}, "rollout": {"progressDeadlineSeconds": 60}}
+    proxy: Any = SimpleNamespace(url="http://127.0.0.1:20001")
+    runner = ServerRunner(server(**spec), machine, proxy)
+    assert [runner._status({}, now)["phase"] for now in (1000.0, 1059.0, 1060.0)] == ["Pending", "Pending", "Failed"]
+    runner.update(server(2, **spec))
+    assert runner._status({}, 1061.0)["phase"] == "Pending"
