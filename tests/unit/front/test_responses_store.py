@@ -151,5 +151,40 @@ def test_a_folder_that_fails_leaves_responses_in_memory(tmp_path: Path, caplog: 
     run(scenario())
 
 
+def test_memory_holds_a_bounded_part_of_what_a_folder_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("banyan_runtime.front.openai.responses.store.MEMORY_BYTES", 10_000)
+
+    async def scenario() -> None:
+        folder = tmp_path / "kept"
+        store = ResponseStore(folder)
+        ids = [store.new_id() for _ in range(5)]
+        for one in ids:
+            (folder / f"{one}.json").mkdir()  # which no file can replace
+            store.save(one, record(size=3000))
+        assert [status(await store.load(one)) for one in ids] == [None, None, "completed", "completed", "completed"]
+        await store.close()
+        assert not list(folder.glob("*.tmp"))
+
+    run(scenario())
+
+
+def test_what_is_removed_before_it_is_written_leaves_nothing_in_the_folder(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        store = ResponseStore(tmp_path, 100.0, clock=clock)
+        slow, other = store.new_id(), store.new_id()
+        store.save(slow, record("in_progress", background=True))
+        await written(store)
+        clock.now += 200
+        store.save(slow, record())  # it ran for longer than responses are kept
+        store.save(other, record())
+        store.remove(other)
+        assert (await store.load(slow), await store.load(other)) == (None, None)
+        await store.close()
+        assert not files(tmp_path)
+
+    run(scenario())
+
+
 def test_a_record_says_how_many_bytes_it_has() -> None:
     assert Record(msgspec.Raw(b"12"), msgspec.Raw(b"345"), msgspec.Raw(b"6789"), False).size == 9

@@ -103,15 +103,16 @@ class ResponseStore:
         self._remove_oldest()
         if self._folder is None:
             return
+        while len(self._memory) > 1 and sum(self._sizes[one] for one in self._memory) > MEMORY_BYTES:
+            self._forget(next(iter(self._memory)))  # the folder is slow, or takes none
 
-        def written(done: asyncio.Future[None]) -> None:
+        def written(done: asyncio.Future[Record | None]) -> None:
             if (error := done.exception()) is not None:
                 log.warning("--response-store-path does not take a response, which stays in memory: %s", error)
-            elif self._memory.get(response_id) is record:
+            elif (newest := done.result()) is not None and self._memory.get(response_id) is newest:
                 del self._memory[response_id]
 
-        path = self._path(response_id)
-        asyncio.get_running_loop().run_in_executor(self._thread, _write, path, record).add_done_callback(written)
+        asyncio.get_running_loop().run_in_executor(self._thread, self._settle, response_id).add_done_callback(written)
 
     async def load(self, response_id: str) -> Record | None:
         """None: this server does not have it."""
@@ -150,7 +151,16 @@ class ResponseStore:
         self._bytes -= size
         self._memory.pop(response_id, None)
         if self._folder is not None:
-            self._thread.submit(_unlink, self._path(response_id))
+            self._thread.submit(self._settle, response_id)
+
+    def _settle(self, response_id: str) -> Record | None:
+        """On the thread: write the newest state of a response, or remove its file. Returns what was written."""
+        record, path = self._memory.get(response_id), self._path(response_id)
+        if record is not None:
+            _write(path, record)
+        elif response_id not in self._sizes:
+            _unlink(path)
+        return record
 
     def _path(self, response_id: str) -> Path:
         assert self._folder is not None
@@ -186,9 +196,13 @@ def _made(response_id: str) -> int:
 
 def _write(path: Path, record: Record) -> None:
     part = path.with_suffix(".tmp")
-    part.touch(mode=0o600)
-    part.write_bytes(msgspec.json.encode(record))
-    part.replace(path)
+    try:
+        part.touch(mode=0o600)
+        part.write_bytes(msgspec.json.encode(record))
+        part.replace(path)
+    except OSError:
+        _unlink(part)
+        raise
 
 
 def _read(path: Path) -> Record:
