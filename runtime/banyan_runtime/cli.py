@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command == "models":
             from banyan_runtime.hub.cli import main as models
 
-            return models(words)  # a signal ends it at once: the threads of a download would hold up the interpreter's own end
+            if words[:1] == ["convert"]:
+                _loaded()  # at a signal it removes the folder that it has begun
+            return models(words)  # a signal ends others at once: the threads of a download would hold up the interpreter's own end
         _loaded()
         if command in ("version", "--version"):
             print(__version__)

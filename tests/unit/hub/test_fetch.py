@@ -152,6 +152,21 @@ def test_converted_weights_are_those_of_the_file_with_rope_rows_put_back(tmp_pat
                 assert torch.equal(converted[head * dim + half * (dim // 2) + pair], row)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_conversion_that_is_ended_leaves_no_folder(tmp_path: Path, number: signal.Signals) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    program = f"""
+import os, sys
+from banyan_runtime.cli import main
+from banyan_runtime.hub.gguf import conversion
+conversion._save = lambda *_: os.kill(os.getpid(), {number.value})
+sys.exit(main(["models", "convert", *sys.argv[1:]]))
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "tiny.gguf"), str(tmp_path / "tiny")]
+    assert subprocess.run(command, timeout=60).returncode == 128 + number
+    assert not (tmp_path / "tiny").exists()
+
+
 def test_a_second_fetch_needs_no_network(shelf: Path, tmp_path: Path) -> None:
     first = resolve("catalog://tiny", str(tmp_path / "cache"))
     next(shelf.glob("*.whl")).unlink()
