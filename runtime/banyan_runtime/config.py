@@ -13,7 +13,7 @@ from typing import Any
 
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.hub.address import served_name
-from banyan_runtime.options import Check, at_least, between, chunk_size, flag, json_object, one_of, option, origins, storage
+from banyan_runtime.options import Check, at_least, between, chunk_size, flag, folder, json_object, one_of, option, origins, storage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +174,7 @@ class ServerConfig:
     )
     response_store_path: str | None = option(
         None,
+        check=folder,
         metavar="FOLDER",
         help="A folder of this server alone, where /v1/responses survive its restart. Default: they are kept in memory.",
         group="files and batches",

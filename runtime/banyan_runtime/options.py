@@ -49,6 +49,10 @@ def storage(value: str) -> str | None:
     return f"must be a folder or s3://BUCKET/PREFIX; a folder of that name is ./{value}" if typo else None
 
 
+def folder(value: str) -> str | None:
+    return "must be a folder" if "://" in value else None
+
+
 def json_object(value: str) -> str | None:
     try:
         parsed = json.loads(value)

@@ -62,6 +62,7 @@ def test_an_unknown_option_is_told_with_the_closest_one(option: str, closest: st
         (["--mem-fraction-static", "1.5"], "--mem-fraction-static=1.5"),
         (["--json-model-override-args", "[1]"], "--json-model-override-args=[1]"),
         (["--file-storage-path", "s3:/b/x"], "--file-storage-path=s3:/b/x"),
+        (["--response-store-path", "s3://b/x"], "--response-store-path=s3://b/x"),
         (["--schedule-policy", "random"], "--schedule-policy=random"),
         (["--api-key", "a", "--api-keys-file", "b"], "--api-keys-file"),
         (["--admin-api-key", "a", "--admin-api-keys-file", "b"], "--admin-api-keys-file"),
