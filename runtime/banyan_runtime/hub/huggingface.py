@@ -10,7 +10,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -68,8 +68,9 @@ def fetch(repo: HubRepo, home: Path, report: Report, *, into: Path | None = None
 
     folder = cache.ensure(folder_of(commit), str(repo), commit, bring, report, hashes=hashes)
     if repo.revision != commit and into is None and (not ref.is_file() or ref.read_text() != commit):
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        ref.write_text(commit)
+        with suppress(OSError):  # of a volume that may not be written: the model is there all the same
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(commit)
     return folder
 
 

@@ -201,8 +201,8 @@ def test_a_disk_without_room_is_told_with_how_much_is_missing(mirror: Mirror, mo
     assert not mirror.sent(WEIGHTS)
 
 
-def test_a_folder_that_may_only_be_read_is_named(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = resolve("hf://org/tiny")
+def test_a_folder_that_may_only_be_read_is_named(mirror: Mirror) -> None:
+    folder = resolve(f"hf://org/tiny@{COMMIT}")  # which notes no branch
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
         assert resolve("hf://org/tiny") == folder
