@@ -277,7 +277,10 @@ async def _record(context: Context, response_id: str, param: str = "response_id"
 
 def _refuse_elsewhere(context: Context, response_id: str, param: str) -> None:
     if context.responses.is_elsewhere(response_id):
-        message = f"Response '{response_id}' was made by another server, which alone has it. Send a client's requests to one server."
+        message = (
+            f"Response '{response_id}' is not on this server: another one made it, or this one before it was restarted. "
+            "Send a client's requests to one server, and have it keep responses in a folder (--response-store-path)."
+        )
         raise ApiError(404, message, param=param, code="response_not_on_this_server")
 
 
