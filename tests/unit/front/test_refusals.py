@@ -188,6 +188,8 @@ CALL: Final = {"type": "function_call", "call_id": "a", "name": "f", "arguments"
         ({"text": {"verbosity": "loud"}}, "text.verbosity", "invalid_value"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
         ({"conversation": "c"}, "conversation", "unsupported"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template", "unsupported"),
+        ({"stop_regex": "a+"}, "stop_regex", "unsupported"),
         ({"prompt": {"id": "p"}}, "prompt", "unsupported"),
         ({"truncation": "sometimes"}, "truncation", "invalid_value"),
         ({"truncation": "auto", "input": "Hello " * 5000}, "input", "context_length_exceeded"),

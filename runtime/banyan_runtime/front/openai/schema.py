@@ -13,7 +13,7 @@ from banyan_runtime.front.parsing import INSTEAD, Int, Neutral, RequestModel, ch
 from banyan_runtime.front.sampling import SamplingFields
 
 _OFF: Final[tuple[Any, ...]] = (False, 0, "", [], {})
-REMOVED: Final[Neutral] = {**dict.fromkeys(INSTEAD, _OFF), "function_call": ("none", "auto")}
+REMOVED: Final[Neutral] = {**dict.fromkeys((*INSTEAD, "chat_template"), _OFF), "function_call": ("none", "auto")}
 _UNSUPPORTED: Final[Neutral] = {
     **REMOVED,
     "prompt_logprobs": (False,),
@@ -34,7 +34,6 @@ _UNSUPPORTED: Final[Neutral] = {
     "return_prompt_token_ids": _OFF,
     "return_meta_info": _OFF,
     "web_search_options": (False,),
-    "chat_template": _OFF,
 }
 """Fields that ask for something this server does not have, with the values that ask for nothing."""
 CHAT_UNSUPPORTED: Final[Neutral] = _UNSUPPORTED
