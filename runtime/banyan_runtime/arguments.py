@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         kwargs: dict[str, Any] = {"dest": spec.name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
         kind = str(spec.type)
         if kind == "bool":
-            kwargs["action"] = argparse.BooleanOptionalAction if spec.default is True else "store_true"
+            kwargs["action"] = "store_true"
         elif kind.startswith("tuple[str"):
             kwargs |= {"nargs": "+", "metavar": spec.metadata["metavar"]}
         else:
