@@ -317,12 +317,9 @@ class Stats(msgspec.Struct, tag="stats", kw_only=True):
     preempted_tokens: int
     out_of_memory_steps: int = 0  # that the device had no memory for
     evicted_tokens: int
-    new_token_ratio: float
     gen_throughput: float  # tokens/s of the last decode log line; 0 while nobody asks for anything
     draft_tokens: int = 0  # guesses that were computed
     draft_tokens_accepted: int = 0  # those of them that were right
-    accept_len: float = 0.0  # tokens per request and decode step of the last decode log line; 0 as `gen_throughput`
-    accept_rate: float = 0.0  # accepted draft tokens over draft tokens, likewise
     prefill: StepStats
     decode: StepStats
     cpu_seconds: float

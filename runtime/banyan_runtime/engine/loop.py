@@ -183,7 +183,6 @@ class Engine:
             kv_evictable=memory.prefixes.evictable,
             kv_free=memory.pages.free_tokens,
             evicted_tokens=memory.evicted_tokens,
-            ratio=self.scheduler.ratio.value,
         )
 
     def _submit(self, submit: Submit) -> None:

@@ -42,8 +42,6 @@ class Report:
         self._window_tokens = 0
         self._window_rows = 0  # in the steps of the window
         self._window_drafted = Drafted(0, 0)
-        self._accept_len = 0.0
-        self._accept_rate = 0.0
         self.draft_tokens = 0
         self.draft_tokens_accepted = 0
         self._idle_since: float | None = now
@@ -107,12 +105,12 @@ class Report:
             return seconds
         elapsed = now - self._window_start
         self._throughput = self._window_tokens / elapsed if elapsed > 0 else 0.0
-        self._accept_len = self._window_tokens / max(self._window_rows, 1)
-        self._accept_rate = self._window_drafted.right / max(self._window_drafted.tokens, 1)
+        accept_len = self._window_tokens / max(self._window_rows, 1)
+        accept_rate = self._window_drafted.right / max(self._window_drafted.tokens, 1)
         self._window_start = now
         self._window_tokens = self._window_rows = 0
         self._window_drafted = Drafted(0, 0)
-        accepted = f"accept len: {self._accept_len:.2f}, accept rate: {self._accept_rate:.2f}, " if self._drafts else ""
+        accepted = f"accept len: {accept_len:.2f}, accept rate: {accept_rate:.2f}, " if self._drafts else ""
         self._log(
             f"Decode batch. #running-req: {requests}, #token: {used}, token usage: {used / self._total:.2f}, {accepted}"
             f"cuda graph: {replayed}, gen throughput (token/s): {self._throughput:.2f}, #queue-req: {queued}"
@@ -145,7 +143,7 @@ class Report:
 
     def idle(self, now: float) -> None:
         self._idle_since = now
-        self._throughput = self._accept_len = self._accept_rate = 0.0
+        self._throughput = 0.0
 
     def busy(self, now: float) -> None:
         """Work has come; time spent idle does not count into the throughput."""
@@ -167,7 +165,6 @@ class Report:
         kv_evictable: int,
         kv_free: int,
         evicted_tokens: int,
-        ratio: float,
     ) -> Stats:
         """A snapshot. The process that owns the engine adds what needs the system: `last_step_unix` is still on the
         engine's clock, `cpu_seconds` and `resident_bytes` are 0."""
@@ -190,12 +187,9 @@ class Report:
             preempted_tokens=self.preempted_tokens,
             out_of_memory_steps=self.out_of_memory_steps,
             evicted_tokens=evicted_tokens,
-            new_token_ratio=ratio,
             gen_throughput=self._throughput,
             draft_tokens=self.draft_tokens,
             draft_tokens_accepted=self.draft_tokens_accepted,
-            accept_len=self._accept_len,
-            accept_rate=self._accept_rate,
             prefill=self._prefill.snapshot(),
             decode=self._decode.snapshot(),
             cpu_seconds=0.0,

@@ -35,7 +35,7 @@ def step_stats(steps: int) -> wire.StepStats:
 
 STATS = wire.Stats(
     running=3, waiting=5, held=2, kv_used=2048, kv_evictable=1024, kv_free=5120, last_step_unix=1_750_000_000.5, prompt_tokens_computed=11,
-    prompt_tokens_cached=22, generation_tokens=33, preemptions=1, preempted_tokens=44, evicted_tokens=55, new_token_ratio=0.5,
+    prompt_tokens_cached=22, generation_tokens=33, preemptions=1, preempted_tokens=44, evicted_tokens=55,
     gen_throughput=6.25, prefill=step_stats(7), decode=step_stats(8), cpu_seconds=9.5, resident_bytes=4096, background_waiting=1,
     scheduler_seconds=[0.5, 1.5, 2.5, 3.5, 4.5, 5.5],
 )  # fmt: skip

@@ -138,7 +138,7 @@ INFO = wire.EngineInfo(
 STATS = wire.Stats(
     running=3, waiting=5, held=0, kv_used=2048, kv_evictable=1024, kv_free=5120, last_step_unix=1_750_000_000.5,
     prompt_tokens_computed=11, prompt_tokens_cached=22, generation_tokens=33, preemptions=1, preempted_tokens=44, evicted_tokens=55,
-    new_token_ratio=0.5, gen_throughput=6.25, prefill=wire.StepStats(0, wire.HistogramCounts([]), wire.HistogramCounts([])),
+    gen_throughput=6.25, prefill=wire.StepStats(0, wire.HistogramCounts([]), wire.HistogramCounts([])),
     decode=wire.StepStats(0, wire.HistogramCounts([]), wire.HistogramCounts([])), cpu_seconds=9.5, resident_bytes=4096,
 )  # fmt: skip
 LIMIT_S = 20.0
