@@ -21,7 +21,7 @@ from banyan_runtime.front.native.schema import (
     TokenizeRequest,
 )
 from banyan_runtime.front.openai.schema import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, ChatRequest, CompletionRequest
-from banyan_runtime.front.plan import AnswerPlan, ChatPlan, Endpoint, Plan
+from banyan_runtime.front.plan import AnswerPlan, ChatPlan, CompletionPlan, Endpoint, Plan
 from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.front.prepare.worker_client import LENGTH, Planned, decode_message, framed
 from tests.unit.front.planning import USER, answer, chat, completion, native, plan, planner_of, refused
@@ -217,7 +217,9 @@ def test_whatever_values_are_in_whatever_fields_the_plan_is_made_or_refused_and_
             assert len(json.dumps(made.body())) < 2000, body
             continue
         planned += 1
-        assert decode_message.decode(framed(Planned(made))[LENGTH.size :]) == Planned(made), body
+        told = decode_message.decode(framed(Planned.of(made, last=False))[LENGTH.size :])
+        assert isinstance(told, Planned)
+        assert told.whole() == made, body
         for request in () if isinstance(made, AnswerPlan) else getattr(made, "requests", ()):
             sent = wire.Submit(1, request.token_ids, request.sampling, request.priority, request.salt, logprobs=request.logprobs)
             assert wire.decode_front(wire.encode(sent)) == sent, body
@@ -253,3 +255,15 @@ def test_a_kind_of_choice_that_is_no_name_is_refused(planner: Planner, kind: Any
     told = {"max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}], "tool_choice": {"type": kind}}
     assert refused(planner, "messages", **told).param == "tool_choice.type"
     assert refused(planner, "count_tokens", **told).param == "tool_choice.type"
+
+
+def test_a_prompt_crosses_once_however_many_choices_it_has(planner: Planner) -> None:
+    made = plan(planner, "completions", {"prompt": [[5] * 1000, [6] * 1000], "n": 100, "max_tokens": 1})
+    raw = framed(Planned.of(made, last=False))
+    told = decode_message.decode(raw[LENGTH.size :])
+    assert len(raw) < 100_000
+    assert isinstance(told, Planned)
+    whole = told.whole()
+    assert isinstance(whole, CompletionPlan)
+    assert len({id(one.token_ids) for one in whole.requests}) == 2
+    assert whole == made

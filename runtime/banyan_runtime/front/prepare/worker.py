@@ -68,7 +68,7 @@ class Worker:
                 self._send(Broken(traceback.format_exc()))
                 return  # whatever it was may have left something behind
             last = resident_bytes() - fresh > GROWN_BYTES
-            self._send(Planned(plan, last))
+            self._send(Planned.of(plan, last=last))
             del body, plan
 
     @contextlib.contextmanager

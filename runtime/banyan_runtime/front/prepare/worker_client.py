@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from banyan_runtime.front.errors import ApiError, internal
-from banyan_runtime.front.plan import Endpoint, Plan, RefusalPlan
+from banyan_runtime.front.plan import ChatPlan, CompletionPlan, Endpoint, NativePlan, Plan, PooledPlan, RefusalPlan
 from banyan_runtime.process import cpu_seconds
 
 log = logging.getLogger("banyan")
@@ -54,6 +54,25 @@ class Tokenizing(msgspec.Struct, frozen=True, tag="tokenizing", array_like=True)
 class Planned(msgspec.Struct, frozen=True, tag="planned", array_like=True):
     plan: Plan
     last: bool = False  # the worker ends, since its memory has grown
+    prompts: list[bytes] = []  # the ids of several sequences, each prompt once: they are long, and a prompt may have many choices
+    numbers: list[int] = []  # of each sequence its prompt
+
+    @staticmethod
+    def of(plan: Plan, *, last: bool) -> Planned:
+        if not isinstance(plan, ChatPlan | CompletionPlan | NativePlan | PooledPlan) or len(plan.requests) < 2:
+            return Planned(plan, last)
+        prompts = {ids: number for number, ids in enumerate(dict.fromkeys(one.token_ids for one in plan.requests))}
+        bare = tuple(msgspec.structs.replace(one, token_ids=b"") for one in plan.requests)
+        numbers = [prompts[one.token_ids] for one in plan.requests]
+        return Planned(msgspec.structs.replace(plan, requests=bare), last, list(prompts), numbers)
+
+    def whole(self) -> Plan:
+        if not self.numbers:
+            return self.plan
+        assert isinstance(self.plan, ChatPlan | CompletionPlan | NativePlan | PooledPlan), self.plan
+        replace = msgspec.structs.replace
+        pairs = zip(self.plan.requests, self.numbers, strict=True)
+        return replace(self.plan, requests=tuple(replace(one, token_ids=self.prompts[number]) for one, number in pairs))
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken", array_like=True):
@@ -137,8 +156,8 @@ class WorkerClient:
                 raise WorkerGone from error
             while True:
                 match await self._message():
-                    case Planned(plan, last):
-                        usable = not last
+                    case Planned() as planned:
+                        usable, plan = not planned.last, planned.whole()
                         if isinstance(plan, RefusalPlan):
                             raise ApiError(plan.status, plan.message, code=plan.code, param=plan.param, headers=plan.headers)
                         return plan
