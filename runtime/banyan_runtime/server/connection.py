@@ -217,15 +217,16 @@ class HttpConnection(asyncio.Protocol):
 
     def _next_piece(self) -> bytes:
         """Take bytes that at most one request is in: heads and chunked bodies end with an empty line."""
-        if self._length:
-            size = self._length
+        left = self._length if self._reading is Reading.BODY else 0  # a head may come in pieces behind its Content-Length
+        if left:
+            size = left
         else:
             found = (self._end + self._unread[:_PIECE]).find(_BLANK_LINE)
             size = _PIECE if found < 0 else found + len(_BLANK_LINE) - len(self._end)
         piece = bytes(self._unread[:size])
         del self._unread[:size]
-        if self._length:
-            self._length -= len(piece)
+        if left:
+            self._length = left - len(piece)
         else:
             self._end = (self._end + piece)[-3:]
             self._silent += len(piece)

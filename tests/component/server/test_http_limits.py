@@ -93,6 +93,15 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+def test_a_head_that_comes_in_pieces_is_told_from_its_body_and_from_the_next_head(url: str) -> None:
+    with RawClient(url) as client:
+        begun, rest = head("POST", "/one", "Content-Length: 40000", "X-A: 1", "X-B: 1").split(b"X-B")
+        client.send(begun)
+        time.sleep(0.2)
+        client.send(b"X-B" + rest + b"x" * 40_000 + head("GET", "/two"))
+        assert client.until(b"done:/two").count(b"done:") == 2
+
+
 def test_headers_that_do_not_end_are_answered_with_408(url: str) -> None:
     with RawClient(url) as slow:
         slow.send(b"GET / HTTP/1.1\r\nX-A: 1\r\n")
