@@ -38,13 +38,12 @@ from banyan_runtime import logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.prepare.fork_server import ForkServer
-from banyan_runtime.front.prepare.worker_pool import WORKERS, WorkerPool
-from banyan_runtime.front.text.text import Text
+from banyan_runtime.front.prepare.worker_pool import WORKERS
 from banyan_runtime.process import collect_rarely
+from banyan_runtime.server.api_processes.early import Early
+from banyan_runtime.server.api_processes.manager import ApiProcesses
+from banyan_runtime.server.api_processes.messages import Open
 from banyan_runtime.server.clients import Clients
-from banyan_runtime.server.doors.doors import Doors
-from banyan_runtime.server.doors.early import Early
-from banyan_runtime.server.doors.messages import Open
 from banyan_runtime.server.front import Front
 
 WARM_UP = 200  # requests
@@ -53,28 +52,23 @@ WARM_UP = 200  # requests
 async def serve_front(address: str, folder: Path, processes: int = 1) -> None:
     """Be the front; prints the port once requests can come. `processes`: as --tokenizer-worker-num."""
     config = ServerConfig(model_path=str(folder), served_model_name=("front",))
-    early = [Early() for _ in range(processes)] if processes > 1 else []
-    client = EngineClient(clients=1 + len(early))
+    early = [Early() for _ in range(processes - 1)]
+    client = EngineClient(clients=processes)
     parts = Front(config, logs.configure("api", level="error"), client)
     client.bind(address)
     info = await client.wait_ready()
     fork_server = ForkServer(config, folder)
-    await fork_server.start()
-    tokenizer, gate = fork_server.tokenizer, parts.context.gate.told()
-    parts.context.text = Text.load(config, folder)
-    fork_server.serve(info)
-    pool = WorkerPool(fork_server)
-    parts.prepare_with(pool)
-    await pool.warm_up()
-    doors = Doors(parts, early)
+    await parts.load_text(fork_server)
+    workers = max(2, WORKERS // processes)
+    await parts.prepare_with(fork_server, workers)
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
+        others = ApiProcesses(parts, early, listening)
         serving = asyncio.create_task(parts.http.serve([listening]))
-        workers = max(2, WORKERS // processes)
-        told = len(early), config.engine_json(), gate, str(folder), None, tokenizer, info, workers, os.getpid()
-        await doors.open(lambda number: Open(number, *told), fork_server)
+        told = processes, config.engine_json(), parts.context.gate.told(), str(folder), None, info, workers, os.getpid(), ""
+        await others.open(lambda number: Open(number, *told))
         collect_rarely()  # as a server does when it is ready
         parts.state.enter("ready")
-        doors.tell_state()
+        others.tell_state()
         print(listening.getsockname()[1], flush=True)
         await serving
 
@@ -123,20 +117,21 @@ def front(step_s: float = 0.0, processes: int = 1) -> Iterator[tuple[int, str]]:
 
 
 def cpu_seconds(pid: int) -> tuple[float, float, float]:
-    """Of the front's first process, of its doors, and of the processes that plan."""
+    """Of the first API process, of the others, and of the processes that plan."""
     root = psutil.Process(pid)
-    doors, beside = 0.0, 0.0
+    others, beside = 0.0, 0.0
     for one in root.children(recursive=True):
         spent = one.cpu_times().user + one.cpu_times().system
-        if "banyan_runtime.server.doors.process" in one.cmdline():
-            doors += spent
+        if "banyan_runtime.server.api_processes.process" in one.cmdline():
+            others += spent
         else:
             beside += spent
-    return root.cpu_times().user + root.cpu_times().system, doors, beside
+    return root.cpu_times().user + root.cpu_times().system, others, beside
 
 
 def measure(requests: int, concurrency: int, tokens: int, output: int = 1, step_s: float = 0.0, processes: int = 1) -> dict[str, float]:
-    """Requests a second, median milliseconds to the end, CPU microseconds a request of the front, its doors and of those who plan."""
+    """Requests a second, median milliseconds to the end, CPU microseconds a request of the first API process, of the others and of those
+    who plan."""
     sessions = tuple(Session((Ask(tuple(40 + place % 200 for place in range(tokens)), output),)) for _ in range(requests))
     plan = Plan("front", sessions, concurrency)
     with front(step_s, processes) as (pid, url):
@@ -145,7 +140,7 @@ def measure(requests: int, concurrency: int, tokens: int, output: int = 1, step_
         server.close()
         before = cpu_seconds(pid)
         summary = Summary.of(uvloop.run(play(plan, Server(url, "front"))))
-        own, doors, beside = (1e6 * (after - was) / requests for after, was in zip(cpu_seconds(pid), before, strict=True))
+        own, others, beside = (1e6 * (after - was) / requests for after, was in zip(cpu_seconds(pid), before, strict=True))
     assert not summary.errors, summary.errors
     assert summary.e2e_s is not None
     assert summary.ttft_s is not None
@@ -155,7 +150,7 @@ def measure(requests: int, concurrency: int, tokens: int, output: int = 1, step_
         "first_ms": 1000 * summary.ttft_s.p50,
         "tokens_per_piece": summary.tokens_per_piece or 1.0,
         "front_us": own,
-        "doors_us": doors,
+        "others_us": others,
         "prepare_us": beside,
     }
 

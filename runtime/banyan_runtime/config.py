@@ -104,9 +104,9 @@ class ServerConfig:
     tokenizer_worker_num: int | None = option(
         None,
         check=between(1, 64),
-        help="Processes that answer requests (HTTP and text). From 2 on each has connections of its own, about 150 MB and two more "
-        "processes that prepare its requests, and the first process does all else, such as probes. For small models on fast GPUs, whose "
-        "hundreds of streams one cannot write. Default: on a GPU one for four processors and 4 GB, 4 at most; on a CPU 1.",
+        help="Processes that answer HTTP on one port (API server processes). Each takes about 400 MB, with a process that tokenizes and "
+        "two or more workers of that. For small models on fast GPUs, whose hundreds of streams one process cannot write. Default: on a "
+        "GPU one for four processors and 4 GB, 4 at most; on a CPU 1.",
         group="http",
     )
     cors_allow_origins: tuple[str, ...] = option(

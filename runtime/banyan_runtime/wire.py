@@ -32,7 +32,7 @@ def unpack_ids(raw: bytes) -> TokenIds:
 
 
 def client_of(number: int) -> int:
-    """Which of an engine's clients gave this id to a request, or this number to what it asks: 0 for the front, from 1 on its doors."""
+    """Which of an engine's clients gave this id to a request, or this number to what it asks: 0 is the first API process."""
     return number >> CLIENT_BITS
 
 
@@ -141,7 +141,8 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
-    """A door is to be heard from now on, over the socket that comes with this message. The front alone says so, never one number twice."""
+    """Another API process is to be heard from now on, over the socket that comes with this message. The first one alone says so, never
+    one number twice."""
 
     client: int
 

@@ -43,7 +43,7 @@ class Context:
     request_log: RequestLog = field(default_factory=Discreet)
     responses: ResponseStore = field(default_factory=ResponseStore)
     responses_live: dict[str, Run] = field(default_factory=dict)  # those in the background
-    sequences_elsewhere: Callable[[], Awaitable[int]] | None = None  # open at the doors
+    sequences_elsewhere: Callable[[], Awaitable[int]] | None = None  # open in other API processes
     probe: GenerationProbe = field(init=False)
     gate: Gate = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, the `created` of the model cards

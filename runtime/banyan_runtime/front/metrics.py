@@ -77,7 +77,7 @@ class RequestRecord:
 
 
 class Elsewhere(msgspec.Struct, frozen=True):
-    """What processes beside this one (doors) tell of themselves, that is no count: their sums, or those of one of them."""
+    """What other API processes tell of themselves, that is no count: their sums, or those of one of them."""
 
     in_flight: int = 0  # HTTP requests
     cpu_seconds: float = 0.0
@@ -115,8 +115,8 @@ class Metrics:
         self._queue_limit.value = queue_limit
         self.log_dropped: Callable[[], int] = lambda: 0  # lines since the start
         self.resident_bytes: Callable[[], int] = lambda: 0  # of this process
-        self.elsewhere: Callable[[], Elsewhere] = Elsewhere  # what the doors say
-        self.before: Callable[[], Awaitable[None]] | None = None  # waited for before the page is written: the doors' counts
+        self.elsewhere: Callable[[], Elsewhere] = Elsewhere  # what other API processes say
+        self.before: Callable[[], Awaitable[None]] | None = None  # waited for before the page is written: the counts of other API processes
         self.downloaded: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes: so many of so many
 
     # --- what happened ---

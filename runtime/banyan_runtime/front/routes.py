@@ -65,7 +65,7 @@ class Route:
     """One row. `path` as Starlette's; `methods` separated by blanks; `body`: the model of its JSON body, or its content as OpenAPI has
     it; `query`: the parameters that it reads; `gives`: the media types of its answer, none for one without a body; `when`: where the
     options ask for it; `serves`: where it does not only refuse; `refuse`: an error in its API's form; `spread`: whether a POST
-    needs nothing that only the first process of the front has (stored responses, batches, the server's state), so a door may answer it.
+    needs nothing that only the first process of the server has (stored responses, batches, the server's state), so any may answer it.
     That is decided by the request line alone, before anything of a body is read."""
 
     path: str
@@ -224,6 +224,6 @@ def takes_posts(path: str, config: ServerConfig) -> bool:
     return any(route.when(config) and route.serves(config) for route in asked)
 
 
-def spread_paths(config: ServerConfig) -> frozenset[bytes]:
-    """Whose POSTs any process of the front may answer, as they stand in a request line."""
-    return frozenset(route.path.encode() for route in ROUTES if route.spread(config) and route.when(config))
+def spread_paths(config: ServerConfig) -> frozenset[str]:
+    """Whose POSTs any API process may answer."""
+    return frozenset(route.path for route in ROUTES if route.spread(config) and route.when(config))

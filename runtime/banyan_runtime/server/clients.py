@@ -1,8 +1,8 @@
-"""Whom an engine serves: the front, and processes that take connections beside it (doors), each over a link of its own.
+"""Whom an engine serves: the front's first process and other API processes, each over a link of its own.
 
-An id tells whose a request is (`wire.client_of`), and each hears of its own alone. The front's link is there for as long as the engine
-is; doors come and go, and what one of them asked for ends with it. Nobody but the front can make the engine wait: a door that does not
-read is cut off.
+An id tells whose a request is (`wire.client_of`), and each hears of its own alone. The first one's link is there for as long as the
+engine is; the others come and go, and what one of them asked for ends with it. Only the first can make the engine wait: another that does
+not read is cut off.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import os
 import re
 import socket
 import time
@@ -93,20 +92,19 @@ class HttpConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, *, http: HttpServer, app_state: dict[str, Any], begun: bytes = b"", **uvicorns: Any) -> None:
-        """`begun`: bytes that another process has read; `uvicorns`: arguments of uvicorn's protocol."""
+    def __init__(self, *, http: HttpServer, app_state: dict[str, Any], **uvicorns: Any) -> None:
+        """`uvicorns`: arguments of uvicorn's protocol."""
         self._http = http
         self._limits = http.limits
         self._state = {**app_state, CONNECTION: self}
         self._protocol: asyncio.Protocol | None = HttpToolsProtocol(app_state=self._state, **uvicorns)
         self._loop = asyncio.get_running_loop()
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._unread = bytearray(begun)
+        self._unread = bytearray()
         self._reading = Reading.NOTHING
         self._since = time.monotonic()  # when this reading or the idleness began
         self._progress = 0  # bytes of the body since then
         self._head = bytearray()  # what is parsed of a head that has not ended
-        self._url = b""
         self._headers = self._hosts = 0
         self._length: int | None = None  # bytes of the body that are still to come; None: it is chunked
         self._silent = 0  # bytes of a chunked body since its last data
@@ -132,7 +130,6 @@ class HttpConnection(asyncio.Protocol):
         self._protocol.connection_made(_Transport(self))
         if len(self._http.connections) > self._limits.connections + RESERVED_FILES // 2:
             transport.abort()
-        self._advance()
 
     def data_received(self, data: bytes) -> None:
         if not self.refused:
@@ -185,7 +182,6 @@ class HttpConnection(asyncio.Protocol):
             except httptools.HttpParserError as error:
                 cause = error.__context__
                 self._refuse(cause if isinstance(cause, ApiError) else errors.malformed_http())
-            if self.refused:
                 return
             if in_head:
                 self._head += piece
@@ -209,10 +205,10 @@ class HttpConnection(asyncio.Protocol):
         """Whether a request begins. Some clients send an empty line behind a body (RFC 9112, 2.2)."""
         if self._unread[:1] in b"\r\n":
             self._unread = self._unread.lstrip(b"\r\n")
-        if not self._unread or self._passed_on():
+        if not self._unread:
             return False
         self._read(Reading.HEAD)
-        self._url, self._headers, self._hosts, self._length, self._end = b"", 0, 0, 0, b""
+        self._headers, self._hosts, self._length, self._end = 0, 0, 0, b""
         return True
 
     def _next_piece(self) -> bytes:
@@ -258,9 +254,6 @@ class HttpConnection(asyncio.Protocol):
 
     # --- httptools ---
 
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is Reading.BODY:
             return  # a trailer
@@ -282,8 +275,6 @@ class HttpConnection(asyncio.Protocol):
             raise errors.malformed_http("this is no proxy")
         if self._parser.get_http_version() == "1.1" and self._hosts != 1:
             raise errors.malformed_http("HTTP/1.1 asks for exactly one Host header")  # two readers would go by different ones
-        if self._http.elsewhere is not None and not self._http.elsewhere.may_stay(self._parser.get_method(), self._url):
-            self._linger()  # a server may close a kept connection; the client asks again on another
         self._read(Reading.BODY)
 
     def on_body(self, body: bytes) -> None:
@@ -292,26 +283,6 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._read(Reading.NOTHING)
-
-    # --- another process ---
-
-    def _passed_on(self) -> bool:
-        """Whether another process answers what begins here, and took the connection."""
-        if self._http.elsewhere is None or not self._http.elsewhere.answers(begun := bytes(self._unread)):
-            return False
-        if self.transport.get_write_buffer_size() or self.transport.is_closing():  # the client asks on before it has read its answer
-            return False
-        given: socket.socket = self.transport.get_extra_info("socket")
-        try:
-            connection = os.dup(given.fileno())
-        except OSError:  # none is left
-            return False
-        if not self._http.elsewhere.take(connection, begun):  # it is still ours
-            os.close(connection)
-            return False
-        self.refused = True
-        self.transport.abort()  # of this process's descriptor alone, so the client sees nothing
-        return True
 
     # --- answering ---
 

@@ -15,8 +15,8 @@ from banyan_runtime.errors import ConfigError
 from banyan_runtime.front.prepare import fork_server
 from banyan_runtime.front.text.isolation import isolate
 from banyan_runtime.process import without_collection
-from banyan_runtime.server.doors import count
-from banyan_runtime.server.doors import early as doors
+from banyan_runtime.server.api_processes import count
+from banyan_runtime.server.api_processes import early as api_processes
 from banyan_runtime.server.engine_child import EngineChild
 
 
@@ -26,13 +26,13 @@ class Early:
     def __init__(self, config: ServerConfig) -> None:
         """Raises UnavailableError."""
         self.engine = EngineChild()
-        self.doors: list[doors.Early] = []
+        self.api_processes: list[api_processes.Early] = []  # beside this one
         assert config.tokenizer_worker_num is not None, "it is settled before"
         try:
             self.zygote = fork_server.Early(tokenizes=not config.skip_tokenizer_init)
             try:
-                for _ in range(config.tokenizer_worker_num if config.tokenizer_worker_num > 1 else 0):
-                    self.doors.append(doors.Early())
+                for _ in range(config.tokenizer_worker_num - 1):
+                    self.api_processes.append(api_processes.Early())
             except BaseException:
                 self.zygote.process.kill()
                 raise
@@ -46,8 +46,8 @@ class Early:
 
     def _kill_others(self) -> None:
         self.engine.kill()
-        for door in self.doors:
-            door.process.kill()
+        for other in self.api_processes:
+            other.process.kill()
 
 
 def with_environment(config: ServerConfig, argv: Sequence[str]) -> ServerConfig:

@@ -7,12 +7,11 @@ import contextlib
 import functools
 import logging
 import resource
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,23 +32,14 @@ HANDLERS_END_S: Final = 1  # from then on, for handlers to notice that their cli
 STILL_SENT_HERE_S: Final = 1.5  # since somebody elsewhere asked last: until whoever spreads the requests seems to know that we go
 ASKED_LATELY_S: Final = 30.0  # before we go: somebody elsewhere may have more to ask
 FEWEST_CONNECTIONS: Final = 16
+FORWARDED: Final = b"x-banyan-client"  # host and port of the client, between processes of one server
 SAME_MACHINE: Final = ("127.0.0.1", "::1", "::ffff:127.0.0.1")  # and no other of the loopback's: a mesh's proxy has one of them
 
 
-class Elsewhere(Protocol):
-    """What other processes of this server answer. A request goes there with its connection."""
-
-    def answers(self, begun: bytes) -> bool:
-        """Whether the request that begins so is to be answered there; of less than a request line nothing is."""
-        ...
-
-    def may_stay(self, method: bytes, url: bytes) -> bool:
-        """Whether it can be answered here, too."""
-        ...
-
-    def take(self, connection: int, begun: bytes) -> bool:
-        """Pass on a descriptor and what was read of it. False: nobody is there to take it."""
-        ...
+def forwarded_client(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, int] | None:
+    """The client that another process of this server answers."""
+    host, _, port = dict(headers).get(FORWARDED, b"").decode().rpartition(" ")
+    return (host, int(port)) if host else None
 
 
 class _Connected:
@@ -65,6 +55,8 @@ class _Connected:
             return
         server, connection = self._server, scope["state"].pop(CONNECTION)
         app = self._app
+        if scope["client"] is None:  # another process of this server, over a socket that no other user reaches
+            scope["client"] = forwarded_client(scope["headers"])
         probe = scope["path"] in OPEN_PATHS
         connection.only_probed = probe and connection.only_probed is not False
         if not probe and scope["client"] is not None and scope["client"][0] not in SAME_MACHINE:
@@ -106,7 +98,6 @@ class HttpServer(uvicorn.Server):
         self.draining = False
         self.connections: set[HttpConnection] = set()
         self.on_refused: Callable[[int], None] = lambda status: None  # the status of an answer that the application did not give
-        self.elsewhere: Elsewhere | None = None
         self.asked_from_afar = float("-inf")  # when a client that is not on this machine was last connected to ask more than how we are
         self._was_crowded = False
         protocol: Any = functools.partial(HttpConnection, http=self)
@@ -144,21 +135,6 @@ class HttpServer(uvicorn.Server):
         now = time.monotonic()
         if now - self.asked_from_afar < ASKED_LATELY_S:
             self.asked_from_afar = now
-
-    async def take(self, connection: socket.socket, begun: bytes) -> None:
-        """Serve a connection of which another process has read this much."""
-        protocol = functools.partial(
-            HttpConnection,
-            http=self,
-            begun=begun,
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
-        )
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
-        except OSError:  # it is gone already
-            connection.close()
 
     @property
     def crowded(self) -> bool:

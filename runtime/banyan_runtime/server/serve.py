@@ -29,17 +29,16 @@ from banyan_runtime.front.current import log_fields
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.openai.responses.store import ResponseStore
 from banyan_runtime.front.prepare.fork_server import ForkServer
-from banyan_runtime.front.prepare.worker_pool import WORKERS, WorkerPool, workers_for
+from banyan_runtime.front.prepare.worker_pool import workers_for
 from banyan_runtime.front.submission import EngineError
-from banyan_runtime.front.text.text import Text
 from banyan_runtime.hub.gguf.files import find
 from banyan_runtime.hub.progress import DOWNLOAD
 from banyan_runtime.model import host, spec
 from banyan_runtime.process import collect_rarely
 from banyan_runtime.server import termination
+from banyan_runtime.server.api_processes.manager import ApiProcesses
+from banyan_runtime.server.api_processes.messages import Open
 from banyan_runtime.server.batch_child import BatchChild, check_storage
-from banyan_runtime.server.doors.doors import Doors
-from banyan_runtime.server.doors.messages import Open
 from banyan_runtime.server.early import Early
 from banyan_runtime.server.engine_child import EngineChild, private_folder
 from banyan_runtime.server.front import LAST_ANSWERS_S, Front
@@ -53,7 +52,7 @@ log = logging.getLogger("banyan")
 WARMUP_PROMPT: Final = "The capital city of France is"
 WARMUP_IDS: Final = (10, 11, 12)  # where no tokenizer is loaded
 WARMUP_NEW_TOKENS: Final = 8
-FEWEST_WORKERS: Final = 2  # of a door: one is kept free of requests that may take long
+FEWEST_WORKERS: Final = 2  # of an API process: one is kept free of requests that may take long
 PROGRESS_EVERY_S: Final = 10.0
 PING_EVERY_S: Final = 2.0
 HANG_AFTER_S: Final = 60.0
@@ -85,7 +84,7 @@ class Server:
         self._socket = listen(config.host, config.port)
         self._url = url_of(config.host, self._socket.getsockname()[1])
         self._flush_log = writer.flush
-        self._client = EngineClient(max_open=config.max_queued_requests * 2, clients=1 + len(early.doors))
+        self._client = EngineClient(max_open=config.max_queued_requests * 2, clients=1 + len(early.api_processes))
         self._client.on_startup_progress = self._on_startup_progress
         self._front = Front(config, writer, self._client)
         self._state, self._metrics, self._context = self._front.state, self._front.metrics, self._front.context
@@ -99,12 +98,14 @@ class Server:
         )
         self._context.batch_host = self._batches
         self._metrics.more_pages.append(self._batches.counts.page)
-        self._doors = Doors(self._front, early.doors)
-        self._context.bodies = BodyBudget.shared(1 + len(early.doors))
+        self._api_processes = ApiProcesses(self._front, early.api_processes, self._socket)
+        self._context.bodies = BodyBudget.shared(1 + len(early.api_processes))
         self._hold = logs.Hold(logging.getLogger("uvicorn.error"))
         self._engine: EngineChild | None = None
         self._zygote: ForkServer | None = None
         self._folder: Path | None = None
+        self._own_folder = private_folder() if early.api_processes else None
+        self._first = f"{self._own_folder}/first"  # path of the Unix socket for proxied requests
         self._stop = asyncio.Event()
         self._interrupted = False
         self._ended: str | None = None  # why we ended the engine
@@ -122,7 +123,10 @@ class Server:
         if self._config.host not in ("127.0.0.1", "::1", "localhost") and not (self._config.api_key or self._config.api_keys_file):
             log.warning("listening on %s without a key: everybody who reaches this address can use the model", self._config.host)
         request_log.warn(self._config)
-        http = asyncio.create_task(self._http.serve([self._socket]))
+        listeners = [self._socket]
+        if self._early.api_processes:
+            listeners.append(listen_at(self._first))
+        http = asyncio.create_task(self._http.serve(listeners))
         live = asyncio.create_task(self._live())
         stop = asyncio.create_task(self._stop.wait())
         tell = asyncio.create_task(self._tell_progress())
@@ -166,19 +170,12 @@ class Server:
         self._watcher = asyncio.create_task(self._watch_engine(self._engine))
         self._watcher.add_done_callback(self._unwatched)
         self._zygote = ForkServer(config, model_dir, tokenizer_dir, self._early.zygote)
-        await self._zygote.start()
-        # What took it seconds, and a library of which nothing else is needed here, is taken over from it.
-        tokenizer, self._zygote.tokenizer = self._zygote.tokenizer, None
-        told_tokenizer = tokenizer if self._early.doors else None
-        self._context.text = await on_thread(Text.load, config, model_dir, tokenizer_dir, None, tokenizer)
+        await self._front.load_text(self._zygote)
         info = await self._client.wait_ready()
-        self._zygote.serve(info)
         cores = 1 if info.device.startswith("cpu") else host.cores()  # which compute there
-        doors = len(self._early.doors)
-        pool = WorkerPool(self._zygote, workers=WORKERS if doors else workers_for(cores))
-        pool.on_lack = self._on_lack
-        await pool.warm_up()
-        self._front.prepare_with(pool)
+        processes = 1 + len(self._early.api_processes)
+        workers = max(FEWEST_WORKERS, workers_for(cores) // processes)
+        await self._front.prepare_with(self._zygote, workers)
         self._state.context_length = info.context_len
         self._client.max_open = max(self._client.max_open, info.most_requests)
         quantization = config.quantization or ("gguf" if find(model_dir) else "none")
@@ -189,26 +186,25 @@ class Server:
         self._progress("warming", 0, "")
         if not config.skip_server_warmup:
             await self._warm_up()
-        await self._doors.open(
+        await self._api_processes.open(
             lambda number: Open(
                 number=number,
-                doors=doors,
+                processes=processes,
                 config=config.engine_json(),
                 gate=self._context.gate.told(),
                 model_dir=str(model_dir),
                 tokenizer_dir=None if tokenizer_dir is None else str(tokenizer_dir),
-                tokenizer=told_tokenizer,
                 info=info,
-                workers=max(FEWEST_WORKERS, workers_for(cores) // doors),
+                workers=workers,
                 parent=os.getpid(),
-            ),
-            self._zygote,
+                first=self._first,
+            )
         )
         self._note_phase("warmup", since="warming")
         self._metrics.startup_phase("total", time.monotonic() - self._state.started)
         collect_rarely()
         self._state.enter("ready")
-        self._doors.tell_state()
+        self._api_processes.tell_state()
         self._batches.max_running = lambda: info.max_running_requests
         self._batches.start_if_wanted()
         log.info("The server is fired up and ready to roll!")
@@ -270,17 +266,13 @@ class Server:
                 log.warning("the engine answers again")
             if hung != self._state.hung:
                 self._state.hung = hung
-                self._doors.tell_state()
+                self._api_processes.tell_state()
             if silent > max(limit, self._config.watchdog_timeout):
                 self._ended = f"the engine made no progress for {silent:.0f} s and was ended (--watchdog-timeout)"
                 log.error("the engine has not answered for %.0f s; ending it", silent)
                 engine.kill()
                 await asyncio.shield(self._died)
             await asyncio.sleep(min(PING_EVERY_S, limit / 4))
-
-    def _on_lack(self, why: str) -> None:
-        """No request can be prepared just now, or they can again; what runs goes on."""
-        self._state.impaired = why
 
     def _progress(self, phase: str, percent: int, detail: str) -> None:
         """Take over what the parts of the start report."""
@@ -335,7 +327,7 @@ class Server:
         self._http.drain()
         if not was_ready:
             return
-        self._doors.drain()
+        self._api_processes.drain()
         deadline = time.monotonic() + self._config.drain_seconds
         await self._linger()
         if self._under_way:
@@ -344,31 +336,31 @@ class Server:
             if time.monotonic() > deadline:
                 log.warning("%d requests did not finish in time and are cut off", self._under_way)
                 self._client.fail_open("unavailable", "The server is shutting down.")
-                self._doors.fail_open("unavailable", "The server is shutting down.")
+                self._api_processes.fail_open("unavailable", "The server is shutting down.")
                 return
             await asyncio.sleep(0.02)
-            await self._doors.ask()
+            await self._api_processes.ask()
 
     @property
     def _under_way(self) -> int:
         """Requests that are not over, responses in the background among them."""
-        return self._counter.open + self._doors.under_way + len(self._context.responses_live)
+        return self._counter.open + self._api_processes.under_way + len(self._context.responses_live)
 
     async def _linger(self) -> None:
         # Who is served last of all has half of the time to be answered.
         seconds = 0.0 if self._interrupted else min(self._config.drain_linger_seconds, self._config.drain_seconds / 2)
         until = time.monotonic() + seconds
         self._state.leaving = True
-        self._doors.tell_state()
-        await self._doors.ask()
-        while (self._http.sought or self._doors.sought) and not self._died.done():
+        self._api_processes.tell_state()
+        await self._api_processes.ask()
+        while (self._http.sought or self._api_processes.sought) and not self._died.done():
             if time.monotonic() > until:
                 break
             await asyncio.sleep(0.02)
-            await self._doors.ask()
+            await self._api_processes.ask()
         self._state.leaving = False
-        self._doors.tell_state()
-        await self._doors.ask()
+        self._api_processes.tell_state()
+        await self._api_processes.ask()
 
     def _why(self, http: asyncio.Task[None], live: asyncio.Task[None]) -> BaseException:
         """What made the server end; the engine's own reason counts more than what followed from it."""
@@ -384,8 +376,8 @@ class Server:
         told = message if isinstance(error, EngineDied) else "the server failed"
         self._client.died(told)
         self._state.enter("dead", detail=message)
-        self._doors.died(told)
-        self._doors.tell_state()
+        self._api_processes.died(told)
+        self._api_processes.tell_state()
         self._hold.drop()  # the error is the last to be read
         if not isinstance(error, UserError):
             log.error("the server failed", exc_info=error)
@@ -401,7 +393,7 @@ class Server:
     async def _close(self, http: asyncio.Task[None]) -> None:
         self._hold.release()
         self._client.shutdown()
-        self._doors.end()
+        self._api_processes.end()
         if self._counter.open:
             await asyncio.sleep(LAST_ANSWERS_S)
         self._http.give_up(errors.shutting_down())
@@ -415,12 +407,14 @@ class Server:
             await self._engine.end(ENGINE_EXIT_S)
         self._forget_folder()
         await asyncio.wait({http}, timeout=CONNECTIONS_CLOSE_S + HANDLERS_END_S + 1)
-        await self._doors.close()
+        await self._api_processes.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._context.responses.close(), LAST_RESPONSES_S)
         if self._zygote is not None:
             self._zygote.close()
         self._client.close()
+        if self._own_folder is not None:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
         await self._front.last_spans()
 
 
@@ -455,6 +449,14 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"cannot listen there on {host}: {error.strerror or error}; choose another, or 0", field="--port", value=port
         ) from error
+    return listener
+
+
+def listen_at(path: str) -> socket.socket:
+    """A Unix socket that listens at this path."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(BACKLOG)
     return listener
 
 

@@ -98,30 +98,30 @@ def join(front: Link, client: int) -> Link:
     return Link(ours)
 
 
-def test_a_door_joins_is_heard_and_leaves() -> None:
+def test_another_client_joins_is_heard_and_leaves() -> None:
     front, ours = a_pair()
     clients = Clients(ours)
     wake = Wake(lambda: clients.links)
-    door = join(front, 1)
+    other = join(front, 1)
     assert list(clients.receive()) == []
     assert len(clients.links) == 2
-    door.send(wire.encode(wire.Abort(number(1, 5))))
+    other.send(wire.encode(wire.Abort(number(1, 5))))
     wake.wait()
     assert list(clients.receive()) == [wire.Abort(number(1, 5))]
     clients.send(wire.StepOutput(ids=[number(1, 5), 3], token_ids=wire.pack_ids([8, 9])))
-    assert wire.decode_engine(door.receive()[0]) == wire.StepOutput(ids=[number(1, 5)], token_ids=wire.pack_ids([8]))
+    assert wire.decode_engine(other.receive()[0]) == wire.StepOutput(ids=[number(1, 5)], token_ids=wire.pack_ids([8]))
     assert wire.decode_engine(front.receive()[0]) == wire.StepOutput(ids=[3], token_ids=wire.pack_ids([9]))
-    door.close()
+    other.close()
     wake.wait()
     assert list(clients.receive()) == [wire.Left(1)]
     assert len(clients.links) == 1
     clients.send(wire.Failed(number(1, 5), "internal_error", ""))  # nobody hears it, and nothing fails
 
 
-def test_a_door_that_does_not_read_is_cut_off_and_keeps_nobody_waiting() -> None:
+def test_another_client_that_does_not_read_is_cut_off_and_keeps_nobody_waiting() -> None:
     front, ours = a_pair()
     clients = Clients(ours)
-    door = join(front, 1)
+    other = join(front, 1)
     assert list(clients.receive()) == []
     output = wire.StepOutput(ids=[number(1, 1)], token_ids=bytes(4 * 100))
     for _ in range(2 * UNSENT_MESSAGES + 5000):
@@ -129,7 +129,7 @@ def test_a_door_that_does_not_read_is_cut_off_and_keeps_nobody_waiting() -> None
     assert list(clients.receive()) == [wire.Left(1)]
     clients.send(wire.Pong(4))
     assert wire.decode_engine(front.receive()[0]) == wire.Pong(4)
-    door.close()
+    other.close()
 
 
 @pytest.mark.parametrize("clients", [1, 3])

@@ -23,9 +23,8 @@ from banyan_runtime.errors import UnavailableError
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.plan import ChatPlan
 from banyan_runtime.front.prepare.fork_server import ForkServer
-from banyan_runtime.front.prepare.worker_client import Hello, WorkerClient, WorkerGone, framed
+from banyan_runtime.front.prepare.worker_client import Hello, WorkerClient, framed
 from banyan_runtime.front.prepare.worker_pool import WorkerPool
-from banyan_runtime.server.doors.forks import DistantForks
 from tests.unit.front.test_worker_pool import CHAT, INFO, eventual_plan, on_the_loop, pool_of, processes, refusal, until, until_busy
 
 # About a second of computing on a message that asks for it.
@@ -267,51 +266,3 @@ async def test_on_a_busy_machine_a_template_is_judged_by_what_it_computes(tiny_c
         assert not work.done()
         worker.resume()
         assert isinstance(await work, ChatPlan)
-
-
-@pytest.mark.long
-@on_the_loop
-async def test_a_process_that_forks_for_another_one_no_more_is_replaced(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has not got a worker says so, and the process that stands still is ended, though nobody here needs a worker."""
-    monkeypatch.setattr("banyan_runtime.front.prepare.fork_server.HELLO_S", 0.5)
-    fork_server = fork_server_of(tiny_chat)
-    await fork_server.start()
-    fork_server.serve(INFO)
-    lacking: list[bool] = []
-
-    def ask(theirs: int) -> bool:
-        fork_server.fork_for(os.dup(theirs))
-        return False
-
-    def lack() -> None:
-        lacking.append(True)
-        fork_server.doubt()
-
-    forks = DistantForks(ask, lack)
-    try:
-        worker = await forks.fork()
-        assert psutil.Process(worker.pid).ppid() == fork_server.pid
-        worker.close()
-        monkeypatch.setattr("banyan_runtime.server.doors.forks.HELLO_S", 0.5)
-        stopped = fork_server.pid
-        os.kill(stopped, signal.SIGSTOP)
-        with pytest.raises(WorkerGone):
-            await forks.fork()
-        assert lacking == [True]
-        assert forks.trouble
-        await until(lambda: fork_server._process is not None and fork_server.pid != stopped)
-        monkeypatch.setattr("banyan_runtime.server.doors.forks.HELLO_S", 30.0)
-
-        async def forked() -> bool:
-            try:
-                (await forks.fork()).close()
-            except WorkerGone:  # while it starts
-                await asyncio.sleep(0.1)
-                return False
-            return True
-
-        while not await forked():
-            pass
-        assert forks.trouble == ""
-    finally:
-        fork_server.close()

@@ -27,7 +27,7 @@ from banyan_runtime import logs, wire
 from banyan_runtime.child import Child
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError, ModelError, UnavailableError, UserError
-from banyan_runtime.front.errors import ApiError, unavailable
+from banyan_runtime.front.errors import unavailable
 from banyan_runtime.front.prepare.worker_client import WorkerClient, WorkerGone
 from banyan_runtime.front.text.isolation import isolate
 from banyan_runtime.process import die_with, without_collection
@@ -95,6 +95,7 @@ class ForkServer:
 
     def __init__(self, config: ServerConfig, model_dir: Path, tokenizer_dir: Path | None = None, early: Early | None = None) -> None:
         """`early`: the process is there already."""
+        self.model_dir, self.tokenizer_dir = model_dir, tokenizer_dir
         folder = None if tokenizer_dir is None else str(tokenizer_dir)
         self._boot = Boot(config.engine_json(), str(model_dir), folder, os.getpid())
         self._control: socket.socket | None = None
@@ -104,7 +105,6 @@ class ForkServer:
         self._usable = asyncio.Event()
         self._closed = False
         self._watcher: asyncio.Task[None] | None = None
-        self._doubting: asyncio.Task[None] | None = None
         self._load_s = FIRST_LOAD_S
         self.tokenizer: bytes | None = None  # as the process has loaded it first (`Tokenizer.whole`), for who takes it
         self.trouble = ""  # why there is no process that could fork, as far as is known
@@ -180,26 +180,6 @@ class ForkServer:
                 self._drop()  # it hangs; the watcher starts another
             raise WorkerGone("the process that forks does not answer") from None
         return worker
-
-    def fork_for(self, worker: int) -> None:
-        """Have a worker forked that has this end of its socket, for whoever holds the other: who sees it closed where no worker can be
-        had just now."""
-        with socket.socket(fileno=worker) as theirs:
-            if self._control is None or not self._usable.is_set():
-                return
-            try:
-                self._ask_for(theirs)
-            except OSError as error:
-                log.error("a process that prepares requests could not be forked for another process: %s", error)
-
-    def doubt(self) -> None:
-        """Somebody has not got a worker: find out whether the process still forks, which ends it if it does not."""
-        if self._doubting is None or self._doubting.done():
-            self._doubting = asyncio.create_task(self._try())
-
-    async def _try(self) -> None:
-        with contextlib.suppress(WorkerGone, ApiError):
-            (await self.fork()).close()
 
     def close(self) -> None:
         """End the process; its workers end with it."""

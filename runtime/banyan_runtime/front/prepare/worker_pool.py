@@ -10,12 +10,13 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from banyan_runtime.errors import UnavailableError
 from banyan_runtime.front.body import decode_object
 from banyan_runtime.front.errors import ApiError, internal, queue_full, unavailable
 from banyan_runtime.front.plan import Endpoint, Plan, Preparer
+from banyan_runtime.front.prepare.fork_server import ForkServer
 from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.front.prepare.worker_client import WorkerClient, WorkerGone, template_failed
 
@@ -46,18 +47,6 @@ QUICK_FIELDS: Final = frozenset({
 })  # fmt: skip
 """Fields of a completion whose cost is bounded by their length. A grammar, several choices and a text to tokenize are not."""
 HUGE_BYTES: Final = 1 << 20  # a body that may well have been too much for its worker's memory
-
-
-class Forks(Protocol):
-    """Where workers come from."""
-
-    trouble: str  # why none can be had, as far as is known
-
-    async def fork(self) -> WorkerClient:
-        """A fresh worker. Raises WorkerGone when none can be had now, ApiError when none will be any more."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class _Slot:
@@ -150,7 +139,7 @@ def workers_for(cores: int) -> int:
 class WorkerPool(Preparer):
     """`workers` processes, forked from one that has loaded the model's text files."""
 
-    def __init__(self, forks: Forks, *, timeout_s: float = PLAN_S, workers: int = WORKERS) -> None:
+    def __init__(self, forks: ForkServer, *, timeout_s: float = PLAN_S, workers: int = WORKERS) -> None:
         self._forks = forks
         self._timeout_s = timeout_s
         self._slots = [_Slot() for _ in range(workers)]

@@ -1,8 +1,8 @@
-"""A door: a process that takes connections beside the first one of the front, and answers what any process of it may.
+"""An API process beside the first one of a server.
 
-It has everything that a request goes through: HTTP, planning by workers of its own, a connection to the engine, a detokenizer. What there
-is one of in a server is the first process's: the state, the probes, stored responses, batches, the process that forks workers. A request
-for those goes there with its connection, and comes back with the next one. Its standard input is the link to the first process.
+It has everything that a request goes through: HTTP, a fork server and its workers, a connection to the engine, a detokenizer. What a
+server has only one of belongs to the first process: the state, the probes, stored responses, batches. A request for those is proxied to
+it (`proxy.py`). Standard input is the link to the first process.
 """
 
 from __future__ import annotations
@@ -29,18 +29,14 @@ from banyan_runtime.front.current import log_fields
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.loop_link import LoopLink
 from banyan_runtime.front.openai.responses.store import ResponseStore
-from banyan_runtime.front.prepare.worker_pool import WorkerPool
-from banyan_runtime.front.text.text import Text
+from banyan_runtime.front.prepare import fork_server
 from banyan_runtime.link import Link
 from banyan_runtime.process import collect_rarely, die_with
-from banyan_runtime.server.doors import messages
-from banyan_runtime.server.doors.claims import SharedClaims
-from banyan_runtime.server.doors.forks import DistantForks
-from banyan_runtime.server.doors.paths import Paths
+from banyan_runtime.server.api_processes import messages
+from banyan_runtime.server.api_processes.claims import SharedClaims
 from banyan_runtime.server.front import LAST_ANSWERS_S, Front
 from banyan_runtime.server.http import CONNECTIONS_CLOSE_S, HANDLERS_END_S
 from banyan_runtime.server.termination import EXIT_INTERNAL
-from banyan_runtime.server.threads import on_thread
 
 log = logging.getLogger("banyan")
 
@@ -48,31 +44,30 @@ READ_TURNS: Final = 3  # of the loop, until a request has begun of which somethi
 WORD_S: Final = 2.0  # without its connection to the engine: for the first process to say why
 
 
-class Door:
-    """One door, over its link to the first process."""
+class ApiProcess:
+    """This process, over its link to the first one."""
 
-    def __init__(self, link: LoopLink, opening: messages.Open, engine: socket.socket) -> None:
-        """`engine`: the connection to it. Raises ConfigError."""
+    def __init__(self, link: LoopLink, opening: messages.Open, engine: socket.socket, early: fork_server.Early) -> None:
+        """`engine`: the connection to it; `early`: the process that forks workers. Raises ConfigError."""
         config = ServerConfig.from_engine_json(opening.config)
         writer = logs.configure("api", level=config.log_level, http_level=config.log_level_http, form=config.log_format)
         writer.fields = log_fields
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # the first process tells how the server is
         self._link = link
-        self._opening = opening
-        self._config = config
-        client = EngineClient(max_open=config.max_queued_requests * 2, number=opening.number, clients=opening.doors + 1)
+        folder = None if opening.tokenizer_dir is None else Path(opening.tokenizer_dir)
+        self._fork_server = fork_server.ForkServer(config, Path(opening.model_dir), folder, early)
+        self._workers = opening.workers
+        client = EngineClient(max_open=config.max_queued_requests * 2, number=opening.number, clients=opening.processes)
         client.max_open = max(client.max_open, opening.info.most_requests)
         client.on_lost = self._on_lost
         client.adopt(engine, opening.info)
-        self._front = Front(config, writer, client, Gate.of_told(opening.gate))
-        self._front.http.elsewhere = self
-        self._front.context.responses = ResponseStore(None, 0.0)  # a door is asked for none where any are kept
-        self._front.context.bodies = BodyBudget.shared(opening.doors + 1)
+        self._front = Front(config, writer, client, Gate.of_told(opening.gate), opening.first)
+        self._front.context.responses = ResponseStore(None, 0.0)  # where any are kept, requests for them are proxied
+        self._front.context.bodies = BodyBudget.shared(opening.processes)
         self._front.metrics.engine_ready(opening.info)  # on which buckets depend
         self._ledger = self._front.metrics.ledger
         self._ledger.news()  # what is there from the start the first process counts itself
-        self._paths = Paths(config)
-        self._taking: set[asyncio.Task[None]] = set()
+        self._listener: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         self._aborting: set[asyncio.Task[None]] = set()
         self._aborts = asyncio.Lock()  # one a turn
         self._end = asyncio.Event()
@@ -82,18 +77,13 @@ class Door:
     async def run(self, heard: list[bytes]) -> int:
         """Serve until the first process says that it is over; returns the exit code. `heard`: what it has said already. Raises
         UserError."""
-        opening, context, http = self._opening, self._front.context, self._front.http
-        serving = asyncio.create_task(http.serve([]))
-        folder = None if opening.tokenizer_dir is None else Path(opening.tokenizer_dir)
-        context.text = await on_thread(Text.load, self._config, Path(opening.model_dir), folder, None, opening.tokenizer)
-        forks = DistantForks(self._ask_for_worker, self._on_unforked)
-        pool = WorkerPool(forks, workers=opening.workers)
-        pool.on_lack = self._on_lack
+        http = self._front.http
+        await self._front.load_text(self._fork_server)
         for raw in heard:
-            self._hear(messages.to_door.decode(raw))
+            self._hear(messages.to_process.decode(raw))
         self._link.listen(self._heard)
-        await pool.warm_up()
-        self._front.prepare_with(pool)
+        pool = await self._front.prepare_with(self._fork_server, self._workers)
+        serving = asyncio.create_task(http.serve([await self._listener]))
         collect_rarely()
         self._link.send(messages.encode(messages.Opened()))
         ended = asyncio.create_task(self._end.wait())
@@ -107,35 +97,24 @@ class Door:
         await self._front.last_spans()
         return self._code
 
-    # --- server.http.Elsewhere: what is not for a door ---
-
-    def answers(self, begun: bytes) -> bool:
-        return not self._paths.spread(begun)
-
-    def may_stay(self, method: bytes, url: bytes) -> bool:
-        return self._paths.asked(method, url)
-
-    def take(self, connection: int, begun: bytes) -> bool:
-        return self._link.send(messages.encode(messages.Back(begun)), connection)
-
     # --- what is heard ---
 
     def _heard(self) -> None:
         for raw in self._link.received():
             try:
-                self._hear(messages.to_door.decode(raw))
+                self._hear(messages.to_process.decode(raw))
             except Exception:
                 log.exception("a message of the first process could not be handled")
         if self._link.ended:
             logs.exit_now(0)  # the first process is gone
 
-    def _hear(self, message: messages.ToDoor) -> None:
+    def _hear(self, message: messages.ToProcess) -> None:
         front = self._front
         match message:
-            case messages.Take(begun=begun):
-                if (descriptor := self._link.descriptor()) is not None:  # else there was no room for it, and its client is cut off
-                    _start(front.http.take(socket.socket(fileno=descriptor), begun), self._taking)
-                self._link.send(messages.encode(messages.Taken(self._connections)))
+            case messages.Listen():
+                if (descriptor := self._link.descriptor()) is None:
+                    raise OSError("no file descriptor is left")
+                self._listener.set_result(socket.socket(fileno=descriptor))
             case messages.Tell(seq=seq):
                 self._link.send(messages.encode(self._report(seq)))
             case messages.Ids():
@@ -166,8 +145,6 @@ class Door:
 
     async def _abort(self, message: messages.Abort) -> None:
         """It is meant for requests that came before it, and they may lie here unread."""
-        if self._taking:
-            await asyncio.wait(set(self._taking))
         for _ in range(READ_TURNS):
             await asyncio.sleep(0)
         live = self._front.context.live
@@ -183,31 +160,16 @@ class Door:
             await asyncio.wait(before)
         self._link.send(messages.encode(messages.HeardAll(seq)))
 
-    @property
-    def _connections(self) -> int:
-        return len(self._front.http.connections) + len(self._taking)
-
     def _report(self, seq: int) -> messages.Report:
         front = self._front
         return messages.Report(
             seq=seq,
-            connections=self._connections,
-            under_way=front.counter.open + len(self._taking),
+            under_way=front.counter.open,
             sought=front.http.sought,
             sequences=front.client.open_requests,
             own=front.metrics.own(),
             counted=self._ledger.news(),
         )
-
-    def _ask_for_worker(self, theirs: int) -> bool:
-        return self._link.send(messages.encode(messages.Fork()), theirs)
-
-    def _on_unforked(self) -> None:
-        self._link.send(messages.encode(messages.Unforked()))
-
-    def _on_lack(self, why: str) -> None:
-        self._front.state.impaired = why
-        self._link.send(messages.encode(messages.Lack(why)))
 
     def _on_lost(self) -> None:
         """The engine has ended, which the first process will say; or it has cut this process off."""
@@ -229,7 +191,8 @@ def _start(work: Coroutine[None, None, None], under_way: set[asyncio.Task[None]]
 
 
 async def live(control: socket.socket) -> int:
-    """Wait to be opened, and be a door; returns the exit code."""
+    """Wait for the first message, and serve; returns the exit code. Raises OSError, UnavailableError where no process can be started."""
+    early = fork_server.Early(tokenizes=True)
     link = LoopLink(Link(control))
     come = asyncio.Event()
     link.listen(come.set)
@@ -241,13 +204,13 @@ async def live(control: socket.socket) -> int:
     link.rest()
     if not heard:
         return 0  # the first process is gone
-    opening = messages.to_door.decode(heard[0])
+    opening = messages.to_process.decode(heard[0])
     assert isinstance(opening, messages.Open)
     die_with(opening.parent)
     engine = link.descriptor()
     assert engine is not None, "this process has opened nothing yet"
     try:
-        return await Door(link, opening, socket.socket(fileno=engine)).run(heard[1:])
+        return await ApiProcess(link, opening, socket.socket(fileno=engine), early).run(heard[1:])
     except UserError as error:
         log.error("%s", error)
         return error.exit_code

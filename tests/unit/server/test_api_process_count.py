@@ -6,17 +6,17 @@ import pytest
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.model import host
-from banyan_runtime.server.doors import count
+from banyan_runtime.server.api_processes import count
 
 GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("processors", "memory", "doors"),
+    ("processors", "memory", "processes"),
     [(1, 8, 1), (7, 64, 1), (8, 64, 2), (12, 64, 3), (16, 128, 4), (192, 2048, 4), (192, 8, 2), (64, 1, 1)],
 )
-def test_doors_go_by_what_the_machine_has_beside_a_gpu(processors: int, memory: int, doors: int) -> None:
-    assert count.by_itself(processors, memory * GIB) == doors
+def test_their_number_goes_by_what_the_machine_has_beside_a_gpu(processors: int, memory: int, processes: int) -> None:
+    assert count.by_itself(processors, memory * GIB) == processes
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the front and its doors say to each other, over a link of their own for each door."""
+"""What the first process of a server and another API process say to each other, over a link of their own."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from banyan_runtime.front.auth import ToldGate
 from banyan_runtime.front.metrics import Elsewhere
 from banyan_runtime.wire import EngineInfo
 
-# --- front -> door ---
+# --- first process -> another ---
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """What a door is told first. With it comes its connection to the engine."""
+    """The first message. With it comes the connection to the engine."""
 
     number: int  # of it as the engine's client: from 1 on, never one twice
-    doors: int  # how many there are
+    processes: int  # how many answer requests, the first included
     config: str  # ServerConfig.engine_json(): no secrets
     gate: ToldGate  # digests of keys, and the internal key
     model_dir: str
     tokenizer_dir: str | None
-    tokenizer: bytes | None  # as the process that forks has loaded it; None: there is none
     info: EngineInfo
     workers: int  # that prepare its requests
-    parent: int  # process id of the front
+    parent: int  # process id of the first process
+    first: str  # path of its Unix socket, for requests that are proxied to it
+
+
+class Listen(msgspec.Struct, frozen=True, tag="listen"):
+    """With it comes the socket on which all processes of the server listen."""
 
 
 class Ids(msgspec.Struct, frozen=True, tag="ids"):
@@ -40,12 +44,6 @@ class State(msgspec.Struct, frozen=True, tag="state"):
     leaving: bool
     hung: bool
     context_length: int | None
-
-
-class Take(msgspec.Struct, frozen=True, tag="take"):
-    """A connection, which comes with this message, and what has been read of its next request. Answered by a `Taken`."""
-
-    begun: bytes
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -88,25 +86,13 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     """Give the answers that are under way, as far as clients take them, and exit 0."""
 
 
-ToDoor = Open | Ids | State | Take | Abort | Heard | FailOpen | Died | Tell | Drain | End
+ToProcess = Open | Listen | Ids | State | Abort | Heard | FailOpen | Died | Tell | Drain | End
 
-# --- door -> front ---
+# --- another -> first process ---
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """Connections may come."""
-
-
-class Taken(msgspec.Struct, frozen=True, tag="taken"):
-    """As many `Take`s have come as `Taken`s were said."""
-
-    connections: int  # open now, with this one
-
-
-class Lack(msgspec.Struct, frozen=True, tag="lack"):
-    """Why no request can be prepared here; "" when one can again."""
-
-    why: str
+    """Requests can be answered."""
 
 
 class HeardAll(msgspec.Struct, frozen=True, tag="heard"):
@@ -116,28 +102,13 @@ class HeardAll(msgspec.Struct, frozen=True, tag="heard"):
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed"):
-    """The engine is not to be reached from here any more: nothing is to be given to this door."""
-
-
-class Back(msgspec.Struct, frozen=True, tag="back"):
-    """As `Take`, the other way: this request is the front's to answer."""
-
-    begun: bytes
-
-
-class Fork(msgspec.Struct, frozen=True, tag="fork"):
-    """A worker is to be forked; with the message comes its end of the socket to it."""
-
-
-class Unforked(msgspec.Struct, frozen=True, tag="unforked"):
-    """A worker that was asked for has not come."""
+    """The engine is not to be reached from here any more."""
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
-    """How a door is, and what it has counted since its last report."""
+    """How the process is, and what it has counted since its last report."""
 
     seq: int  # of the newest `Tell`
-    connections: int  # open
     under_way: int  # exchanges that are not over, probes left aside
     sought: bool  # some client may still ask here (`Http.sought`)
     sequences: int  # open in the engine
@@ -145,8 +116,8 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     counted: list[Counted]
 
 
-FromDoor = Opened | Taken | Lack | HeardAll | Closed | Back | Fork | Unforked | Report
+FromProcess = Opened | HeardAll | Closed | Report
 
 encode: Final = msgspec.msgpack.Encoder().encode
-to_door: Final = msgspec.msgpack.Decoder(ToDoor)
-from_door: Final = msgspec.msgpack.Decoder(FromDoor)
+to_process: Final = msgspec.msgpack.Decoder(ToProcess)
+from_process: Final = msgspec.msgpack.Decoder(FromProcess)

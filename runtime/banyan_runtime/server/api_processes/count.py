@@ -1,4 +1,4 @@
-"""How many doors a server has of its own accord."""
+"""How many API processes a server has by default."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from banyan_runtime.config import ServerConfig
 
 MOST: Final = 4
 """Eight answered 6 % more of 256 streams than four on an H200's machine, and one stream later (benchmarks/results)."""
-PROCESSORS: Final = 4  # for each door: the engine, who prepares requests and their clients have some of them
+PROCESSORS: Final = 4  # for each: the engine, who prepares requests and their clients have some of them
 MEMORY: Final = 4 << 30  # bytes for each, of which it takes a tenth: models are read through the rest
 _DRIVERS: Final = ("/dev/nvidiactl", "/dev/dxg")  # the system's, the latter within Windows
 
 
 def by_itself(processors: int, memory: int) -> int:
-    """Beside a GPU, where so many processors and bytes of memory may be used. 1: the first process answers alone."""
+    """Beside a GPU, where so many processors and bytes of memory may be used."""
     return max(1, min(MOST, processors // PROCESSORS, memory // MEMORY))
 
 
 def wanted(config: ServerConfig) -> int:
-    """What is asked for, or else what this machine is large enough for. A model that the CPU computes needs the processors itself, and is
-    never so fast that one process could not answer for it."""
+    """What is asked for, or else what this machine is large enough for; the first process included. A model that the CPU computes needs
+    the processors itself, and is never so fast that one process could not answer for it."""
     if config.tokenizer_worker_num is not None:
         return config.tokenizer_worker_num
     if not _has_gpu(config):
@@ -33,7 +33,7 @@ def wanted(config: ServerConfig) -> int:
 
 
 def _has_gpu(config: ServerConfig) -> bool:
-    """Told without PyTorch, which is not there yet. Where it is mistaken, doors are too many or too few, and no more."""
+    """Told without PyTorch, which is not there yet. Where it is mistaken, the processes are too many or too few, and no more."""
     if config.device is not None:
         return config.device != "cpu"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")

@@ -1,1 +1,0 @@
-"""Processes that take connections beside the first one of the front."""
