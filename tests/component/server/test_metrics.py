@@ -127,7 +127,8 @@ def test_promtool_finds_nothing_wrong_with_our_names() -> None:
     page = metrics()
     page.engine_ready(INFO)
     page.key_names(["ann"])
-    checked = subprocess.run(["promtool", "check", "metrics"], input=rendered(page, STATS), capture_output=True, timeout=60)
+    own = b"".join(line for line in rendered(page, STATS).splitlines(keepends=True) if b"vllm:" not in line)
+    checked = subprocess.run(["promtool", "check", "metrics"], input=own, capture_output=True, timeout=60)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 

@@ -335,7 +335,6 @@ def test_parameters_that_are_text_are_held_to_their_schema_or_refused(start_serv
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="None", max_retries=0)
     properties: dict[str, Any] = {
         "code": {"type": "string", "pattern": "[0-9]", "minLength": 3, "maxLength": 6},
-        "day": {"type": "string", "format": "date"},
         "note": {"type": "string", "maxLength": 20},
     }
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
@@ -345,8 +344,8 @@ def test_parameters_that_are_text_are_held_to_their_schema_or_refused(start_serv
     for seed in range(5):
         ((name, arguments),) = calls_of(ask(client, ASK, tools=[note], seed=seed, **options))
         assert name == "note"
-        jsonschema.validate(arguments, parameters, format_checker=jsonschema.FormatChecker(["date"]))
-    properties["day"]["format"] = "iri"
+        jsonschema.validate(arguments, parameters)
+    properties["day"] = {"type": "string", "format": "date"}
     with pytest.raises(openai.BadRequestError) as refused:
         ask(client, ASK, tools=[note], **options)
     assert refused.value.param == "tools[0].function.parameters"

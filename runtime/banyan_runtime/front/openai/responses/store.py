@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +67,7 @@ class ResponseStore:
         self._memory: dict[str, Record] = {}  # those that the folder does not have
         self._lock: int | None = None  # the file that marks the folder as in use
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
+        self._last: Future[Record | None] | None = None  # the newest task of the thread
         if folder is not None:
             try:
                 self._open(folder)
@@ -112,7 +113,7 @@ class ResponseStore:
             elif (newest := done.result()) is not None and self._memory.get(response_id) is newest:
                 del self._memory[response_id]
 
-        asyncio.get_running_loop().run_in_executor(self._thread, self._settle, response_id).add_done_callback(written)
+        asyncio.wrap_future(self._settle_later(response_id)).add_done_callback(written)
 
     async def load(self, response_id: str) -> Record | None:
         """None: this server does not have it."""
@@ -134,7 +135,8 @@ class ResponseStore:
 
     async def close(self) -> None:
         """Wait until the folder has what it was given, and free it for another server."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, lambda: None)
+        if self._last is not None:
+            await asyncio.wait([asyncio.wrap_future(self._last)])
         self._thread.shutdown()
         if self._lock is not None:
             os.close(self._lock)
@@ -151,7 +153,11 @@ class ResponseStore:
         self._bytes -= size
         self._memory.pop(response_id, None)
         if self._folder is not None:
-            self._thread.submit(self._settle, response_id)
+            self._settle_later(response_id)
+
+    def _settle_later(self, response_id: str) -> Future[Record | None]:
+        self._last = self._thread.submit(self._settle, response_id)
+        return self._last
 
     def _settle(self, response_id: str) -> Record | None:
         """On the thread: write the newest state of a response, or remove its file. Returns what was written."""
