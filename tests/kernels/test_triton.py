@@ -354,13 +354,19 @@ def test_turned_and_attended_in_one_launch(
     assert not torch.isfinite(found[1][0][6]).all()
 
 
+def fused_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "supports", lambda *_: True)
+    monkeypatch.setattr(TritonAttention, "refusal", staticmethod(lambda *_: None))
+    if DEVICE != "cuda":
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "none")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2-window"])
 def test_a_model_of_all_of_them_says_what_transformers_says(
     tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "supports", lambda *_: True)
-    monkeypatch.setattr(TritonAttention, "refusal", staticmethod(lambda *_: None))
+    fused_on_any_device(monkeypatch)
     model = tiny_model(family)
     requests = [Request([(31 * row + 7 * i) % VOCAB for i in range(20 + row)], new_tokens=12, row=row, start=row) for row in range(3)]
     runner = model.load(device=DEVICE, runner="torch")
@@ -372,8 +378,7 @@ def test_a_model_of_all_of_them_says_what_transformers_says(
 
 def replaying(model: TinyModel, recorder: capture.Recorder, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
     """With graphs for 1, 2 and 4 rows, and for 16 and 24 tokens of other steps."""
-    monkeypatch.setattr(fused, "supports", lambda *_: True)
-    monkeypatch.setattr(TritonAttention, "refusal", staticmethod(lambda *_: None))
+    fused_on_any_device(monkeypatch)
     runner = model.load(device=DEVICE, runner="torch", disable_cuda_graph=True)
     forward = runner.forward
     assert isinstance(forward, TorchForward)
