@@ -92,7 +92,7 @@ class Engine:
             running=RUNNING, waiting=steps % 5, held=0, kv_used=100_000 + steps, kv_evictable=5000, kv_free=95_000 - steps,
             last_step_unix=1.75e9 + steps * STEP_S, prompt_tokens_computed=400 * steps, prompt_tokens_cached=40 * steps,
             generation_tokens=RUNNING * steps, preemptions=steps // 1000, preempted_tokens=steps // 10, evicted_tokens=steps,
-            new_token_ratio=0.5, gen_throughput=2000.0, prefill=self._kinds[0], decode=self._kinds[1], cpu_seconds=steps * 0.02,
+            gen_throughput=2000.0, prefill=self._kinds[0], decode=self._kinds[1], cpu_seconds=steps * 0.02,
             resident_bytes=1 << 30,
         )  # fmt: skip
 
@@ -218,7 +218,7 @@ def step_cost(steps: int = 20_000) -> dict[str, float]:
     def snapshot() -> bytes:
         stats = report.stats(
             running=RUNNING, waiting=0, queued_tokens=0, background_running=0, background_waiting=0, retracted=0, held=0, kv_used=1,
-            kv_evictable=1, kv_free=1, evicted_tokens=0, ratio=0.5,
+            kv_evictable=1, kv_free=1, evicted_tokens=0,
         )  # fmt: skip
         stats.scheduler_seconds = stages.seconds
         return wire.encode(stats)

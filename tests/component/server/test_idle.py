@@ -46,7 +46,7 @@ def test_an_idle_server_uses_no_cpu(server: ServerProcess) -> None:
 
     before, woken_before = used(), woken()
     time.sleep(5)
-    assert (used() - before) / 5 < 0.02
+    assert (used() - before) / 5 < 0.05
     assert (woken() - woken_before) / 5 < 16, "uvicorn's ten looks a second and a few of ours are what is left"
 
 

@@ -24,7 +24,7 @@ def test_an_agent_answers_with_text_and_usage(answers: Answers) -> None:
 @pytest.mark.parametrize("way", ["tool_output", "native_output"])
 def test_an_agents_output_is_an_object_of_the_class(answers: Answers, way: str) -> None:
     visit = answers(way)
-    assert visit["city"] == "Oslo"
+    assert visit["city"] in ("Oslo", "Paris")  # which one the small model says differs between processors
     assert 1 <= visit["days"] <= 9
 
 
