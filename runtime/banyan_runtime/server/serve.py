@@ -84,7 +84,8 @@ class Server:
         self._socket = listen(config.host, config.port)
         self._url = url_of(config.host, self._socket.getsockname()[1])
         self._flush_log = writer.flush
-        self._client = EngineClient(max_open=config.max_queued_requests * 2, clients=1 + len(early.api_processes))
+        self._processes = 1 + len(early.api_processes)  # that answer HTTP
+        self._client = EngineClient(max_open=config.max_queued_requests * 2, clients=self._processes)
         self._client.on_startup_progress = self._on_startup_progress
         self._front = Front(config, writer, self._client)
         self._state, self._metrics, self._context = self._front.state, self._front.metrics, self._front.context
@@ -99,7 +100,7 @@ class Server:
         self._context.batch_host = self._batches
         self._metrics.more_pages.append(self._batches.counts.page)
         self._api_processes = ApiProcesses(self._front, early.api_processes, self._socket)
-        self._context.bodies = BodyBudget.shared(1 + len(early.api_processes))
+        self._context.bodies = BodyBudget.shared(self._processes)
         self._hold = logs.Hold(logging.getLogger("uvicorn.error"))
         self._engine: EngineChild | None = None
         self._zygote: ForkServer | None = None
@@ -173,8 +174,7 @@ class Server:
         await self._front.load_text(self._zygote)
         info = await self._client.wait_ready()
         cores = 1 if info.device.startswith("cpu") else host.cores()  # which compute there
-        processes = 1 + len(self._early.api_processes)
-        workers = max(FEWEST_WORKERS, workers_for(cores) // processes)
+        workers = max(FEWEST_WORKERS, workers_for(cores) // self._processes)
         await self._front.prepare_with(self._zygote, workers)
         self._state.context_length = info.context_len
         self._client.max_open = max(self._client.max_open, info.most_requests)
@@ -189,7 +189,7 @@ class Server:
         await self._api_processes.open(
             lambda number: Open(
                 number=number,
-                processes=processes,
+                processes=self._processes,
                 config=config.engine_json(),
                 gate=self._context.gate.told(),
                 model_dir=str(model_dir),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from banyan_runtime.front.metrics import Elsewhere
+from banyan_runtime.server.api_processes.manager import HUNG_S, OPEN_S, Status
 from banyan_runtime.server.api_processes.messages import Report
-from banyan_runtime.server.api_processes.status import HUNG_S, OPEN_S, Status
 
 
 def report(seq: int, under_way: int = 0, *, sought: bool = False) -> Report:

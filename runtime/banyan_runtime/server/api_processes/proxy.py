@@ -54,7 +54,7 @@ class Proxy:
     async def _pass_on(self, request: Request, send: Send) -> None:
         if self._client is None:
             connector = aiohttp.UnixConnector(path=self._address, limit=0, force_close=True)
-            timeout = aiohttp.ClientTimeout(total=None, sock_read=None)
+            timeout = aiohttp.ClientTimeout(total=None)
             self._client = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
         scope = request.scope
         headers = [(name.decode(), value.decode(errors="replace")) for name, value in scope["headers"] if name not in _HOP_BY_HOP]
