@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.e2e.cluster.batches import MODEL, Bucket, batch_job, lines, secret
-from tests.e2e.cluster.kubectl import Kubectl, Manifest, is_true, phase
+from tests.e2e.cluster.kubectl import Kubectl, Manifest, is_true
 from tests.e2e.cluster.pace import seconds_per_token, tokens_for
 from tests.e2e.cluster.test_changes import Asker, sdk
 from tests.e2e.cluster.volumes import Volumes, claim
@@ -75,7 +75,7 @@ def test_an_upgrade_restarts_no_pod_while_a_server_answers_and_a_batch_runs(bare
     volumes.fill(team, "models", {MODEL: ROOT / "examples" / "models" / "tiny-chat"})
     team.apply(inference_server("pair", replicas=2), secret("store"))
     team.until("isrv/pair", is_true("Ready"), 120)
-    # It goes on for half an hour, and is cancelled.
+    # It goes on for half an hour: its end would make a pod from the new image.
     bucket.put("in.jsonl", lines(3000, tokens_for(1.2, seconds_per_token(team, "pair")), exactly=True))
     team.apply(batch_job("long", bucket, s3, serverRef={"name": "pair"}, maxConcurrency=2))
     team.until("bj/long", completed, 90)
@@ -100,19 +100,15 @@ def test_an_upgrade_restarts_no_pod_while_a_server_answers_and_a_batch_runs(bare
     assert asker.answers
     assert pods(team).items() >= before.items()
     assert {pod["spec"]["containers"][0]["image"] for pod in team.items("pods", "serving.banyan.dev/server=pair")} == {RUNTIME_IMAGE}
-    team.patch("bj/long", {"spec": {"cancel": True}})
-    job = team.until("bj/long", phase("Cancelled", "Failed", "Succeeded"), 60)
-    assert job["status"]["phase"] == "Cancelled"
-    assert completed(job) > done
     log = system("logs", f"deployment/{DEPLOYMENT}")
     assert "Traceback" not in log
     assert " ERROR " not in log
 
-    serving = {name: pod for name, pod in pods(team).items() if name.startswith("pair-")}
+    running = pods(team)
     helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "1m")
     system.pods_left("app.kubernetes.io/component=operator", 0, 60)
     assert LEASES.find("lease/banyan-operator") is None
-    assert pods(team).items() >= serving.items()
+    assert pods(team).items() >= running.items()
     team("delete", "isrv,bj", "--all", "--wait=false")
     team.pods_left("app.kubernetes.io/part-of=banyan", 0, 120)
     team("delete", "namespace", TEAM, "--wait=false")
