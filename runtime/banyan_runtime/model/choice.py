@@ -12,9 +12,8 @@ import torch
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device as devices
-from banyan_runtime.model import spec as specs
 from banyan_runtime.model.attention import AttentionKind, backends
-from banyan_runtime.model.spec import ModelSpec
+from banyan_runtime.models.config import DecoderSpec
 
 log = logging.getLogger("banyan")
 
@@ -38,7 +37,7 @@ NO_GRAPHS: Final = Graphs(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    spec: ModelSpec
+    spec: DecoderSpec
     device: torch.device
     dtype: torch.dtype
     context_len: int  # tokens
@@ -48,12 +47,13 @@ class Choice:
     autotune: bool = False  # whether kernels of decode steps are measured (`autotune.py`)
 
 
-def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_bf16: bool, own_attention: bool) -> Choice:
+def choose(
+    config: ServerConfig, model_dir: Path, spec: DecoderSpec, device: torch.device, *, fast_bf16: bool, own_attention: bool
+) -> Choice:
     """For a runner on a device that computes bfloat16 as fast as float32 or faster, and brings its own attention, or does not.
 
-    Raises ModelError for a config.json that we cannot serve, ConfigError for options that do not fit the machine.
+    Raises ConfigError for options that do not fit the machine.
     """
-    spec = specs.read(model_dir, config.json_model_override_args)
     if spec.headless and config.serves_text:
         raise ConfigError(f"{model_dir}: {spec.architecture} has no head to make text with; serve its vectors with --is-embedding")
     dtype = devices.choose_dtype(config, spec, device, fast_bf16=fast_bf16)
@@ -75,7 +75,7 @@ def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_
     return Choice(spec, device, dtype, context_len, kv_dtype, attention, graphs, config.autotune)
 
 
-def prompt_tokens(config: ServerConfig, spec: ModelSpec) -> int:
+def prompt_tokens(config: ServerConfig, spec: DecoderSpec) -> int:
     """Of the largest graph for prompts: none is for more than a step is asked to have. Drafts of others' texts come beside a prompt's."""
     most, chunk, rows = worth_a_graph(spec), config.chunked_prefill_size, config.max_running_requests
     if config.speculative_algorithm:
@@ -86,6 +86,6 @@ def prompt_tokens(config: ServerConfig, spec: ModelSpec) -> int:
     return min(most, max(16, min(bounds, default=most)))
 
 
-def worth_a_graph(spec: ModelSpec) -> int:
+def worth_a_graph(spec: DecoderSpec) -> int:
     """Tokens up to which a step takes a large GPU no longer than launching its kernels one by one would take the host."""
     return max(16, min(MOST_TOKENS, LAUNCHED // spec.layer_parameters // 16 * 16))

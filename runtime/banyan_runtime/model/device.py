@@ -14,7 +14,7 @@ from torch import Tensor
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import host
-from banyan_runtime.model.spec import ModelSpec
+from banyan_runtime.models.config import DecoderSpec
 
 log = logging.getLogger("banyan")
 
@@ -61,7 +61,7 @@ def _why_no_cuda() -> str:
     return "no CUDA device was found; look at what nvidia-smi shows, and at CUDA_VISIBLE_DEVICES"
 
 
-def choose_dtype(config: ServerConfig, spec: ModelSpec, device: torch.device, *, fast_bf16: bool = False) -> torch.dtype:
+def choose_dtype(config: ServerConfig, spec: DecoderSpec, device: torch.device, *, fast_bf16: bool = False) -> torch.dtype:
     """The type of weights and activations: --dtype, or what computes fast. Never float16 on the CPU.
 
     `fast_bf16`: bfloat16 is fast on this CPU without instructions for it, since weights are widened on their way to the multiplier.

@@ -15,6 +15,7 @@ from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.post import Arriving
 from banyan_runtime.model.table import SlotTable
+from banyan_runtime.models.config import Feature
 from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TokenMask
 
 
@@ -102,6 +103,7 @@ class ModelKind(Protocol):
     own_attention: bool  # else it computes with one of the attention backends
     takes_blocks: bool  # else its weights are plain, whatever they were in their files
     torch_threads: bool  # torch's threads compute, else threads of its own
+    implements: frozenset[Feature]  # of models
     fast_bf16: bool  # bfloat16 is fast without instructions for it
 
     def refusal(self, config: ServerConfig, device: torch.device) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -14,15 +15,22 @@ from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.heads import Heads
 from banyan_runtime.model.kernel_choices import KernelChoices
 from banyan_runtime.model.kernels import missing, needed_capability, power_of_two
-from banyan_runtime.model.layers import Begin, Entry, Layer, PlainKernels, RmsNorm
+from banyan_runtime.model.layers import Begin, Begun, Entry, Layer, Norm, PlainKernels, RmsNorm
 from banyan_runtime.model.mail import DirectMail, Mail
 from banyan_runtime.model.pool import Cells
-from banyan_runtime.model.rope import Rope
+from banyan_runtime.model.rope import Ropes, RopeTable, Rotation
 from banyan_runtime.model.sampler import Sampler
-from banyan_runtime.model.spec import ModelSpec
+from banyan_runtime.models.config import DecoderSpec, Feature, Mlp
+from banyan_runtime.models.config import Norm as NormSpec
 from banyan_runtime.step import PADDING_SLOT
 
 _FEW: Final = 64  # rows: of fewer ones each is spread over programs, which keeps a GPU busy
+_HEAD_FEATURES: Final[frozenset[Feature]] = frozenset({
+    "head sizes by layer", "KV of another layer", "no rope", "partial rope", "QK norm after rope", "QK norm over rows", "query growth",
+    "several ropes", "value norm", "values are keys", "wide RMS norm", "LayerNorm",
+})  # fmt: skip
+"""Of models whose heads torch's own operations prepare, one launch each."""
+_BEGIN_FEATURES: Final[frozenset[Feature]] = frozenset({"embedding scale", "layer inputs", "query growth"})
 _TOGETHER: Final = 4096  # numbers of heads that a program takes else, about
 
 
@@ -38,27 +46,34 @@ class FusedKernels(PlainKernels):
         self.choices = KernelChoices(device_name)
         self._arrived = Arrived()
 
-    def norm(self, weight: Tensor, eps: float) -> RmsNorm:
-        return _FusedNorm(weight, eps)
+    def norm(self, spec: NormSpec, weight: Tensor, bias: Tensor | None = None) -> Norm:
+        return _FusedNorm(weight, spec.eps) if spec.kind == "rms" else super().norm(spec, weight, bias)
 
-    def heads(self, spec: ModelSpec, rope: Rope, q_norm: Tensor | None, k_norm: Tensor | None) -> Heads:
-        return _FusedHeads(spec, q_norm, k_norm)
+    def heads(self, spec: DecoderSpec, layer: int, q_norm: Tensor | None, k_norm: Tensor | None) -> Heads:
+        if spec.features & _HEAD_FEATURES:
+            return super().heads(spec, layer, q_norm, k_norm)
+        return _FusedHeads(spec, layer, q_norm, k_norm)
 
-    def entry(self, norm: RmsNorm, layer: Layer) -> Entry:
-        return _FusedEntry(norm, layer)
+    def entry(self, norm: Norm, layer: Layer) -> Entry:
+        fused = isinstance(norm, _FusedNorm) and isinstance(layer, FusedLinear)
+        return _FusedEntry(norm, layer) if fused else super().entry(norm, layer)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
         return self._added(FusedLinear(weight, bias, self.choices, self._arrived))
 
-    def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
+    def activated(self, mlp: Mlp, weight: Tensor, bias: Tensor | None) -> Layer:
+        if not mlp.gated or mlp.activation != "silu":
+            return super().activated(mlp, weight, bias)
         return self._added(FusedGated(weight, bias, self.choices, self._arrived))
 
     def _added(self, layer: FusedLinear) -> FusedLinear:
         self.choices.add(layer.product, layer.offers)
         return layer
 
-    def begin(self, embed: Tensor, rope: Rope) -> Begin:
-        return _FusedBegin(embed, rope)
+    def begin(self, spec: DecoderSpec, embed: Tensor, ropes: Ropes) -> Begin:
+        if spec.features & _BEGIN_FEATURES or len(ropes.tables) != 1:
+            return super().begin(spec, embed, ropes)
+        return _FusedBegin(embed, ropes.tables[0])
 
     def sampler(self) -> Sampler:
         return FusedSampler()
@@ -70,13 +85,13 @@ class FusedKernels(PlainKernels):
 class _FusedBegin:
     """In one launch."""
 
-    def __init__(self, embed: Tensor, rope: Rope) -> None:
+    def __init__(self, embed: Tensor, rope: RopeTable) -> None:
         from banyan_runtime.model.kernels import dependent, rows
 
         self._kernel, self._options = rows.begin, dependent.options(embed.device)
         self._embed, self._rope = embed, rope
 
-    def __call__(self, held: Held, latest: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def __call__(self, held: Held, latest: Tensor) -> Begun:
         cos, sin = self._rope.tables
         (width, dim), tokens = (self._embed.shape[1], cos.shape[1]), held.size
         hidden = torch.empty((tokens, width), dtype=self._embed.dtype, device=self._embed.device)
@@ -85,7 +100,7 @@ class _FusedBegin:
             held.ids, held.rows, held.positions, latest, self._embed, cos, sin, hidden, own_cos, own_sin,
             WIDTH=width, BLOCK=power_of_two(width), DIM=dim, DIM_BLOCK=power_of_two(dim), **self._options,
         )  # fmt: skip
-        return hidden, (own_cos, own_sin)
+        return Begun(hidden, [Rotation(own_cos, own_sin, None)], None)
 
 
 class _FusedNorm(RmsNorm):
@@ -119,19 +134,19 @@ class _FusedNorm(RmsNorm):
 
 
 class _FusedHeads(Heads):
-    def __init__(self, spec: ModelSpec, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
+    def __init__(self, spec: DecoderSpec, layer: int, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
         from banyan_runtime.model.kernels import dependent, rows
 
         self._kernel = rows.place
         self._options = dependent.options
-        self._spec = spec
+        self._spec, self._eps = spec.layers[layer].attention, spec.norm.eps
         self._norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
-        self._half = power_of_two(spec.head_dim // 2)
-        turned = spec.heads + spec.kv_heads
+        self._half = power_of_two(self._spec.head_dim // 2)
+        turned = self._spec.heads + self._spec.kv_heads
         self._together = min(power_of_two(turned), max(1, _TOGETHER // (2 * self._half)))
 
-    def __call__(self, layer: int, qkv: Tensor, at: tuple[Tensor, Tensor], cells: Cells) -> Tensor:
-        (cos, sin), spec = at, self._spec
+    def __call__(self, layer: int, qkv: Tensor, rotations: Sequence[Rotation], cells: Cells) -> Tensor:
+        (cos, sin, _), spec = rotations[0], self._spec
         tokens = cells.slots.shape[0]
         assert qkv.stride(1) == 1
         keys, values = cells.pool.slots(layer)
@@ -140,22 +155,23 @@ class _FusedHeads(Heads):
         together = min(self._together, 4) if tokens < _FEW else self._together
         if tokens:
             self._kernel[(tokens, -(-(spec.heads + spec.kv_heads) // together))](
-                qkv, cos, sin, q_weight, k_weight, cells.slots, queries, keys, values, qkv.stride(0), keys.stride(0), spec.norm_eps,
+                qkv, cos, sin, q_weight, k_weight, cells.slots, queries, keys, values, qkv.stride(0), keys.stride(0), self._eps,
                 NORMED=self._norms is not None, HEADS=spec.heads, KV_HEADS=spec.kv_heads, TOGETHER=together,
                 HALF=spec.head_dim // 2, BLOCK=self._half, PADDING=PADDING_SLOT, LARGEST=cells.pool.largest, NARROW=cells.pool.narrow,
                 **self._options(qkv.device),
             )  # fmt: skip
         return queries
 
-    def attended(self, layer: int, qkv: Tensor, at: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
+    def attended(self, layer: int, qkv: Tensor, rotations: Sequence[Rotation], attention: Attention) -> Tensor:
         if isinstance(attention, TritonAttention) and attention.turns:
-            return attention.turn_and_attend(layer, qkv, at, self._norms)
-        return super().attended(layer, qkv, at, attention)
+            return attention.turn_and_attend(layer, qkv, rotations[0][:2], self._norms)
+        return super().attended(layer, qkv, rotations, attention)
 
 
 class _FusedEntry(Entry):
     def __call__(self, h: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         assert isinstance(self.layer, FusedLinear)
+        assert isinstance(self.norm, RmsNorm)
         if self.layer.enters(h.shape[0]):
             return self.layer.of_few(h, delta, self.norm)
         return super().__call__(h, delta)

@@ -1,6 +1,6 @@
 """Checkpoint files → parameters. They are read into their place (`reading.py`), so the peak is the model; what is quantized on the way goes
-tensor by tensor; what a GGUF file holds in blocks stays in the file's own memory. Everything is checked against the layout before the
-first byte is copied.
+tensor by tensor; what a GGUF file holds in blocks stays in the file's own memory. Everything is checked against the weight map before
+the first byte is copied.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from banyan_runtime.hub.gguf.files import find
 from banyan_runtime.model import blocks, reading
 from banyan_runtime.model import device as devices
 from banyan_runtime.model.blocks import BlockKind, Blocks, Parameter
-from banyan_runtime.model.layout import COMPUTED, Layout, Place
 from banyan_runtime.model.packed import PackedSafetensors
 from banyan_runtime.model.packing import Packing
 from banyan_runtime.model.reading import Wanted
 from banyan_runtime.model.stored import GgufFile, Safetensors, Source
+from banyan_runtime.models.weight_map import COMPUTED, WeightMap, WeightSlice
 
 Progress = Callable[[str, int, str], None]
 """(phase, percent of the phase, detail)"""
@@ -38,7 +38,7 @@ DUMMY_SEED: Final = 1234  # per parameter, so a value depends on the parameter's
 DUMMY_RANGE: Final = 1e-3
 _NAMED: Final = 10  # tensors named in one error
 _GIB: Final = 1 << 30
-_VOCABULARY: Final = ("embed", "head")
+_VOCABULARY: Final = ("embed", "head", "inputs_embed")
 _PACKED: Final = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")
 _COMPARED: Final = 1 << 16  # numbers: two matrices that begin alike so far are one that was written twice
 _QUANTIZED: Final[dict[str, tuple[BlockKind, BlockKind]]] = {"w8a16": ("Q8_0", "Q8_0"), "w4a16": ("Q4_1", "Q8_0")}
@@ -50,7 +50,7 @@ log = logging.getLogger("banyan")
 
 def load(
     model_dir: Path,
-    layout: Layout,
+    weights: WeightMap,
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
@@ -58,52 +58,54 @@ def load(
     packing: Packing | None = None,
     plain: bool = False,
 ) -> dict[str, Parameter]:
-    """All parameters of the layout, filled from the *.safetensors files of a folder, or from its GGUF file, whose blocks stay blocks.
+    """All parameters of the map, filled from the *.safetensors files of a folder, or from its GGUF file, whose blocks stay blocks.
     `packing`: of the safetensors files. `plain`: whoever computes takes tensors alone, so that blocks become such, one by one.
 
     With `quantization` matrices become blocks while they are read. Raises ModelError that names file and tensor for what is
-    missing, truncated, of another shape or type, or surplus; ConfigError where the device has less memory than the parameters
+    missing, truncated, or of another shape or type; ConfigError where the device has less memory than the parameters
     need, and for a `quantization` of what is quantized already.
     """
     source = _open(model_dir, packing)
-    if not layout.places.keys() & source.tensors.keys() and (bare := layout.bare()).places.keys() & source.tensors.keys():
-        layout = bare
-    _check(model_dir, layout, source)
-    if quantization is not None and (stored := sorted({source.tensors[name].kind for name in layout.places} & source.block_kinds)):
+    weights = weights.spelled(set(source.tensors))
+    _check(model_dir, weights, source)
+    if quantization is not None and (stored := sorted({source.tensors[name].kind for name in weights.slices} & source.block_kinds)):
         raise ConfigError(
-            f"{source.tensors[next(iter(layout.places))].file} holds {', '.join(stored)}: what is "
+            f"{source.tensors[next(iter(weights.slices))].file} holds {', '.join(stored)}: what is "
             "quantized already is not quantized again; leave the option out",
             field="--quantization",
             value=quantization,
         )
-    kinds = {name: source.kept(name) or _quantized(place, quantization) for name, place in layout.places.items()}
-    _check_blocks(layout.places, kinds, quantization)
+    kinds = {name: source.kept(name) or _quantized(place, quantization) for name, place in weights.slices.items()}
+    _check_blocks(weights.slices, kinds, quantization)
     started = time.monotonic()
     log.info("Using model weights format ['%s']", source.form)
-    if other := _other_head(layout, source):
+    if other := _other_head(weights, source):
         log.warning(
             "%s: tensor '%s' is not the embedding, and config.json says that they are one: the embedding is used. If the tensor is meant, "
             "start with --json-model-override-args '{\"tie_word_embeddings\": false}'.",
             source.tensors[other].file.name, other,
         )  # fmt: skip
-    _fit(_needed(layout.places, dict.fromkeys(kinds) if plain else kinds, dtype), dtype, device)
-    made = _Parameters(layout, kinds, dtype, device, plain)
-    with torch.no_grad(), _Report(len(layout.places), progress, source.title) as report:
+    _fit(_needed(weights.slices, dict.fromkeys(kinds) if plain else kinds, dtype), dtype, device)
+    made = _Parameters(weights, kinds, dtype, device, plain)
+    with torch.no_grad(), _Report(len(weights.slices), progress, source.title) as report:
         direct = [
             Wanted(name, span, target)
-            for name in layout.places
-            if kinds[name] is None and (span := source.span(name)) and (target := made.target(name)) is not None
+            for name in weights.slices
+            if kinds[name] is None
+            and weights.slices[name].plain
+            and (span := source.span(name))
+            and (target := made.target(name)) is not None
         ]
         reading.read(direct, lambda wanted: report.advance(wanted.span.file.name))
-        if others := layout.places.keys() - {wanted.name for wanted in direct}:
+        if others := weights.slices.keys() - {wanted.name for wanted in direct}:
             for name, value, detail in source.values(others):
                 made.put(name, value)
                 report.advance(detail)
     parameters = made.finished()
     if summary := source.changes({name for name, kind in kinds.items() if kind is None}):
         log.warning("%s", summary)
-    before = _needed(layout.places, kinds, dtype)
-    _describe(kinds, layout, before, devices.name(dtype))
+    before = _needed(weights.slices, kinds, dtype)
+    _describe(kinds, weights, before, devices.name(dtype))
     if plain and any(kinds.values()):
         _tell_plain(parameters, before, dtype, started)
     return parameters
@@ -113,27 +115,34 @@ class _Parameters:
     """Parameters that are being filled."""
 
     def __init__(
-        self, layout: Layout, kinds: dict[str, BlockKind | None], dtype: torch.dtype, device: torch.device, plain: bool
+        self, weights: WeightMap, kinds: dict[str, BlockKind | None], dtype: torch.dtype, device: torch.device, plain: bool
     ) -> None:  # fmt: skip
-        self._layout = layout
+        self._map = weights
         self._kinds = kinds
         self._dtype = dtype
         self._device = device
-        mixed = {layout.places[name].parameter for name, kind in kinds.items() if kind is not None and not plain}
+        mixed = {weights.slices[name].parameter for name, kind in kinds.items() if kind is not None and not plain}
         self._whole = {
-            name: torch.empty(shape, dtype=dtype, device=device) for name, shape in layout.parameters.items() if name not in mixed
+            name: torch.empty(shape, dtype=torch.float32 if name in weights.wide else dtype, device=device)
+            for name, shape in weights.parameters.items()
+            if name not in mixed
         }
         self._parts: dict[str, dict[int, Blocks | Tensor]] = {name: {} for name in mixed}  # by their first row
 
     def target(self, name: str) -> Tensor | None:
         """Where a checkpoint's tensor belongs; None: it is to be put."""
-        place = self._layout.places[name]
+        place = self._map.slices[name]
         whole = self._whole.get(place.parameter)
         return None if whole is None else whole[place.first_row : place.first_row + place.shape[0]]
 
     def put(self, name: str, value: Blocks | Tensor) -> None:
         """Take the value of a checkpoint's tensor."""
-        place, kind = self._layout.places[name], self._kinds[name]
+        place, kind = self._map.slices[name], self._kinds[name]
+        if place.order is not None:
+            rows = place.order.rows(place.shape[0])
+            value = value.taken(rows) if isinstance(value, Blocks) else value[torch.from_numpy(rows)]
+        if place.offset and isinstance(value, Tensor):
+            value = value.float() + place.offset
         if kind is not None and isinstance(value, Tensor):
             value = blocks.quantize(value, kind)
         assert (value.kind if isinstance(value, Blocks) else None) == kind, (name, kind)
@@ -145,14 +154,14 @@ class _Parameters:
             self._parts[place.parameter][place.first_row] = value
 
     def finished(self) -> dict[str, Parameter]:
-        """All parameters, in the order of the layout."""
+        """All parameters, in the order of the map."""
         return {
             name: self._whole[name] if name in self._whole else tuple(part for _, part in sorted(self._parts[name].items()))
-            for name in self._layout.parameters
+            for name in self._map.parameters
         }
 
 
-def _quantized(place: Place, quantization: str | None) -> BlockKind | None:
+def _quantized(place: WeightSlice, quantization: str | None) -> BlockKind | None:
     """What a tensor becomes; None: it stays."""
     if quantization is None or len(place.shape) != 2:
         return None
@@ -160,7 +169,7 @@ def _quantized(place: Place, quantization: str | None) -> BlockKind | None:
     return kind if blocks.fits(kind, place.shape[1]) else None
 
 
-def _check_blocks(places: dict[str, Place], kinds: dict[str, BlockKind | None], quantization: str | None) -> None:
+def _check_blocks(places: dict[str, WeightSlice], kinds: dict[str, BlockKind | None], quantization: str | None) -> None:
     """Say which matrices stay what they are although they were to be quantized. Raises ConfigError where all do."""
     matrices = [name for name, place in places.items() if len(place.shape) == 2]
     left = [name for name in matrices if kinds[name] is None]
@@ -174,7 +183,7 @@ def _check_blocks(places: dict[str, Place], kinds: dict[str, BlockKind | None], 
     log.warning("--quantization=%s: %d of %d matrices stay as they are: %s.", quantization, len(left), len(matrices), why)
 
 
-def _needed(places: dict[str, Place], kinds: dict[str, BlockKind | None], dtype: torch.dtype) -> int:
+def _needed(places: dict[str, WeightSlice], kinds: dict[str, BlockKind | None], dtype: torch.dtype) -> int:
     """Bytes of all parameters."""
     total = 0
     for name, place in places.items():
@@ -184,13 +193,13 @@ def _needed(places: dict[str, Place], kinds: dict[str, BlockKind | None], dtype:
     return total
 
 
-def _describe(kinds: dict[str, BlockKind | None], layout: Layout, nbytes: int, dtype: str) -> None:
+def _describe(kinds: dict[str, BlockKind | None], weights: WeightMap, nbytes: int, dtype: str) -> None:
     """One line about blocks, where there are any. `nbytes`: of all parameters with them."""
     counts = Counter(kind for kind in kinds.values() if kind is not None)
     if not counts:
         return
     listed = ", ".join(f"{count} in {kind}" for kind, count in sorted(counts.items()))
-    others = sum(kind is None and len(layout.places[name].shape) == 2 for name, kind in kinds.items())
+    others = sum(kind is None and len(weights.slices[name].shape) == 2 for name, kind in kinds.items())
     log.info(
         "Weights are quantized: matrices %s%s, %.2f GB with all that is not.",
         listed, f", {others} in {dtype}" if others else "", nbytes / _GIB,
@@ -198,20 +207,21 @@ def _describe(kinds: dict[str, BlockKind | None], layout: Layout, nbytes: int, d
 
 
 def dummy(
-    layout: Layout, dtype: torch.dtype, device: torch.device, progress: Progress, quantization: str | None = None
+    weights: WeightMap, dtype: torch.dtype, device: torch.device, progress: Progress, quantization: str | None = None
 ) -> dict[str, Parameter]:
-    """Parameters of the layout with small random values: for schedules, memory and speed, never for text. Raises ConfigError."""
-    places = {name: Place(name, 0, shape) for name, shape in layout.parameters.items()}
+    """Parameters of the map with small random values: for schedules, memory and speed, never for text. Raises ConfigError."""
+    places = {name: WeightSlice(name, 0, shape) for name, shape in weights.parameters.items()}
     kinds = {name: _quantized(place, quantization) for name, place in places.items()}
     _check_blocks(places, kinds, quantization)
     _fit(_needed(places, kinds, dtype), dtype, device)
     parameters: dict[str, Parameter] = {}
-    with _Report(len(layout.parameters), progress, "Making dummy weights") as report:
-        for name, shape in layout.parameters.items():
+    with _Report(len(weights.parameters), progress, "Making dummy weights") as report:
+        for name, shape in weights.parameters.items():
             kind = kinds[name]
             maker = device if kind is None else torch.device("cpu")  # a GPU takes no time over what takes a CPU a minute
             generator = torch.Generator(maker).manual_seed(DUMMY_SEED)
-            values = torch.empty(shape, dtype=dtype, device=maker).uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
+            kept = torch.float32 if name in weights.wide else dtype
+            values = torch.empty(shape, dtype=kept, device=maker).uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
             parameters[name] = values if kind is None else (blocks.quantize(values, kind),)
             report.advance(name)
     return parameters
@@ -267,21 +277,18 @@ def _open(model_dir: Path, packing: Packing | None) -> Source:
     return source
 
 
-def _check(model_dir: Path, layout: Layout, source: Source) -> None:
-    """Compare the files' headers with the layout, before anything is copied."""
+def _check(model_dir: Path, weights: WeightMap, source: Source) -> None:
+    """Compare the files' headers with the map, before anything is copied."""
     found = source.tensors
-    missing = [source.spelled(name) for name in layout.places if name not in found]
+    missing = [source.spelled(name) for name in weights.slices if name not in found]
     if missing:
         raise ModelError(f"{model_dir}: {_listed(missing)} missing from the {source.form} files, config.json asks for them")
-    surplus = [name for name in found if name not in layout.places and name not in layout.ignored and not name.endswith(COMPUTED)]
+    surplus = [name for name in found if name not in weights.slices and name not in weights.ignored and not name.endswith(COMPUTED)]
     surplus = [name for name in surplus if not source.spare(name)]
     if surplus:
-        where = found[surplus[0]].file.name
-        raise ModelError(
-            f"{where}: {_listed([source.spelled(name) for name in surplus])} surplus, config.json has no place for them; "
-            "the checkpoint and its config belong to different models"
-        )
-    for name, place in layout.places.items():
+        listed = _listed([source.spelled(name) for name in surplus])
+        log.warning("%s: %s not read: the text decoder has no place for them.", found[surplus[0]].file.name, listed)
+    for name, place in weights.slices.items():
         tensor = found[name]
         if tensor.shape != place.shape:
             raise ModelError(
@@ -295,14 +302,14 @@ def _check(model_dir: Path, layout: Layout, source: Source) -> None:
             )
 
 
-def _other_head(layout: Layout, source: Source) -> str | None:
+def _other_head(weights: WeightMap, source: Source) -> str | None:
     """A head that a checkpoint has although its config says that the embedding is the head, unless it is a copy of that.
 
     Programs differ in which of the two they then take: transformers 4 the embedding, transformers 5 the head.
     """
-    (embedding,) = (name for name, place in layout.places.items() if place.parameter == "embed")
+    (embedding,) = (name for name, place in weights.slices.items() if place.parameter == "embed")
     kept = source.tensors[embedding]
-    for name in layout.ignored & source.tensors.keys():
+    for name in weights.ignored & source.tensors.keys():
         found = source.tensors[name]
         if (found.kind, found.shape) != (kept.kind, kept.shape):
             return name

@@ -23,12 +23,11 @@ import torch
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device as devices
-from banyan_runtime.model import host
+from banyan_runtime.model import host, rope
 from banyan_runtime.model.blank import blank
 from banyan_runtime.model.choice import NO_GRAPHS, Choice
 from banyan_runtime.model.penalties import table_bytes
 from banyan_runtime.model.pool import cell_bytes
-from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.step import I32, MOST_GUESSES, OutOfMemory, Pooling, PromptScores, Step, TableShape
 
@@ -178,8 +177,8 @@ class PoolCost:
         """The tables beside a pool of so many tokens. More tokens never need smaller tables."""
         allowed = min(self.rows, rows_of(self.config, self.choice.context_len, tokens), tokens // self.config.page_size)
         positions = min(self.choice.context_len, tokens) + _SLACK
-        rope = -(-positions // Rope.BLOCK) * Rope.BLOCK * self.choice.spec.head_dim * self.choice.dtype.itemsize
-        return tables_bytes(self.choice, TableShape(allowed, positions)) + 2 * 2 * rope  # a table grows by a copy
+        rotations = rope.table_bytes(self.choice.spec, positions, self.choice.dtype)
+        return tables_bytes(self.choice, TableShape(allowed, positions)) + 2 * 2 * rotations  # a table grows by a copy
 
     def fitting(self, room: int) -> int:
         """Tokens, whole pages, of the largest pool that fits with its tables; 0: none does."""

@@ -8,19 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from banyan_runtime.model.spec import ModelSpec
+from banyan_runtime.models.config import DecoderSpec
 
 
 class KvPool:
     """Keys and values [layers][kv_heads, slots, head_dim]; heads outermost, so that gathered keys need no second copy before
-    they are multiplied. The first page is padding; it holds finite values, and nobody sees them.
+    they are multiplied. The first page is padding; it holds finite values, and nobody sees them. A layer that reads another one's has
+    none of its own.
 
     They may be kept in a narrower type than the model's, without scales: what it cannot hold becomes the largest that it can.
     """
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec: DecoderSpec,
         tokens: int,
         page_size: int,
         dtype: torch.dtype,
@@ -34,16 +35,20 @@ class KvPool:
         self.largest = torch.finfo(self.kept).max  # that is kept
         self.device = device
         self._page_size = page_size
-        shape = (spec.layers, spec.kv_heads, tokens + page_size, spec.head_dim)
-        self._k = torch.zeros(shape, dtype=self.kept, device=device)
-        self._v = torch.zeros(shape, dtype=self.kept, device=device)
-        paged = (spec.layers, spec.kv_heads, shape[2] // page_size, page_size * spec.head_dim)
-        self._k_pages, self._v_pages = self._k.view(paged).unbind(0), self._v.view(paged).unbind(0)
-        self._k_slots, self._v_slots = self._k.unbind(0), self._v.unbind(0)
-
-    @property
-    def bytes(self) -> int:
-        return self._k.nbytes + self._v.nbytes
+        slots = tokens + page_size
+        self._k_slots, self._v_slots = list[Tensor](), list[Tensor]()
+        for layer in spec.layers:
+            attention = layer.attention
+            if attention.kv_layer is not None:
+                self._k_slots.append(self._k_slots[attention.kv_layer])
+                self._v_slots.append(self._v_slots[attention.kv_layer])
+                continue
+            for part, width in ((self._k_slots, attention.head_dim), (self._v_slots, attention.value_size)):
+                part.append(torch.zeros((attention.kv_heads, slots, width), dtype=self.kept, device=device))
+        self._k_pages, self._v_pages = (
+            [each.view(len(each), slots // page_size, -1) for each in part] for part in (self._k_slots, self._v_slots)
+        )
+        self.bytes = slots * cell_bytes(spec, self.kept)
 
     def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """k and v [T, kv_heads, head_dim] into slots [T].
@@ -93,6 +98,6 @@ class Cells:
         self.pool.store(layer, self.slots.long(), k, v)
 
 
-def cell_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+def cell_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
     """Bytes that one token takes in all layers."""
-    return 2 * spec.layers * spec.kv_heads * spec.head_dim * dtype.itemsize
+    return spec.kv_elements * dtype.itemsize

@@ -20,12 +20,14 @@ from banyan_runtime.model import host, loader, memory_profiling
 from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.choice import Choice, choose
 from banyan_runtime.model.forward import Model, ModelKind
-from banyan_runtime.model.layout import Layout, layout
 from banyan_runtime.model.loader import Progress
 from banyan_runtime.model.memory_profiling import DeviceMemory, PoolCost, no_memory
 from banyan_runtime.model.native.forward import NativeModel
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.torch_forward import TorchModel
+from banyan_runtime.models import registry
+from banyan_runtime.models.config import DecoderSpec
+from banyan_runtime.models.weight_map import WeightMap
 from banyan_runtime.step import Pulse, Runner, RunnerInfo
 
 log = logging.getLogger("banyan")
@@ -50,15 +52,16 @@ def load(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse
 def load_weights(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse = lambda: None) -> Loaded:
     """As `load`, but for the pool."""
     device = devices.choose_device(config)
-    kind = _kind(config, device)
+    spec = registry.read(model_dir, config.json_model_override_args)
+    kind = _kind(config, device, spec)
     torch.set_num_threads(host.cores())
     memory = DeviceMemory(device) if device.type == "cuda" else None
     if memory is not None:
         config = memory_profiling.with_defaults(config, memory.total)
-    choice = choose(config, model_dir, device, fast_bf16=kind.fast_bf16, own_attention=kind.own_attention)
+    choice = choose(config, model_dir, spec, device, fast_bf16=kind.fast_bf16, own_attention=kind.own_attention)
     free = devices.available_bytes(device) if memory is None else memory.free()
     started = time.monotonic()
-    wanted = layout(choice.spec)
+    wanted = registry.weights_of(choice.spec)
     weights = _weights(config, model_dir, wanted, choice, progress, plain=not kind.takes_blocks)
     progress("loading", 100, "arranging the layers")
     model = kind(choice, weights, pulse)
@@ -149,15 +152,15 @@ class Loaded:
         return ModelRunner(forward, about, choice.device)
 
 
-def _kind(config: ServerConfig, device: torch.device) -> ModelKind:
-    """--runner, or the first that can compute there. Raises ConfigError when the one that was asked for cannot."""
+def _kind(config: ServerConfig, device: torch.device, spec: DecoderSpec) -> ModelKind:
+    """--runner, or the first that can compute the model there. Raises ConfigError when the one that was asked for cannot."""
     if config.runner != "auto":
         kind = RUNNERS[config.runner]
-        if reason := kind.refusal(config, device):
+        if reason := _refusal(kind, config, device, spec):
             raise ConfigError(f"{reason}; leave it out for one that fits", field="--runner", value=config.runner)
         return kind
     for kind in RUNNERS.values():
-        if reason := kind.refusal(config, device):
+        if reason := _refusal(kind, config, device, spec):
             if device.type == "cpu":
                 log.warning("The %s runner is not used: %s. Another one computes, which is slower.", kind.name, reason)
         else:
@@ -165,11 +168,18 @@ def _kind(config: ServerConfig, device: torch.device) -> ModelKind:
     raise AssertionError("the last runner computes everything")
 
 
+def _refusal(kind: ModelKind, config: ServerConfig, device: torch.device, spec: DecoderSpec) -> str | None:
+    """Why a kind of runner cannot compute a model, in words that go on after "is not used:"; or None."""
+    if missing := spec.features - kind.implements:
+        return f"it does not implement what {spec.architecture} needs: {', '.join(sorted(missing))}"
+    return kind.refusal(config, device)
+
+
 def _weights(
-    config: ServerConfig, model_dir: Path, layout: Layout, choice: Choice, progress: Progress, *, plain: bool
+    config: ServerConfig, model_dir: Path, wanted: WeightMap, choice: Choice, progress: Progress, *, plain: bool
 ) -> dict[str, Parameter]:
     log.info("Load weight begin. avail mem=%.2f GB", devices.available_bytes(choice.device) / _GIB)
     progress("loading", 0, str(model_dir))
     if config.load_format == "dummy":
-        return loader.dummy(layout, choice.dtype, choice.device, progress, config.quantization)
-    return loader.load(model_dir, layout, choice.dtype, choice.device, progress, config.quantization, choice.spec.packing, plain)
+        return loader.dummy(wanted, choice.dtype, choice.device, progress, config.quantization)
+    return loader.load(model_dir, wanted, choice.dtype, choice.device, progress, config.quantization, choice.spec.packing, plain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,9 @@ from banyan_runtime.model.kernel_choices import KernelChoices
 from banyan_runtime.model.layers import Kernels, PlainKernels
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.post import Arriving
-from banyan_runtime.model.rope import Rope
+from banyan_runtime.model.rope import Ropes
 from banyan_runtime.model.table import DeviceTable, SlotTable
+from banyan_runtime.models.config import Feature
 from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TableShape, TokenMask
 
 log = logging.getLogger("banyan")
@@ -44,6 +45,7 @@ class TorchModel:
     own_attention = False
     takes_blocks = False
     torch_threads = True
+    implements = frozenset[Feature](get_args(Feature))
     fast_bf16 = False
 
     @staticmethod
@@ -60,8 +62,8 @@ class TorchModel:
         if fused.supports(choice.device, choice.kv_dtype):
             kernels = FusedKernels(torch.cuda.get_device_name(choice.device))
             self._choices = kernels.choices
-        rope = Rope(choice.spec, choice.dtype, choice.device)
-        self._decoder = Decoder(choice.spec, weights, kernels, rope, pulse)
+        ropes = Ropes(choice.spec, choice.context_len, choice.dtype, choice.device)
+        self._decoder = Decoder(choice.spec, weights, kernels, ropes, pulse)
         if self._choices is not None:
             log.info("Kernels by product and rows (--autotune measures them): %s", self._choices.line())
 
@@ -112,7 +114,7 @@ class TorchForward:
         return self._pool.bytes
 
     def reserve(self, rows: int, positions: int, latest: Tensor) -> Captured | None:
-        self.decoder.rope.reserve(positions)
+        self.decoder.ropes.reserve(positions)
         if not isinstance(self.attention, Replayed):
             return None
         self._table = self.attention.reserve(shape := TableShape(rows, positions))

@@ -26,6 +26,12 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 12.0],
+}  # fmt: skip
+"""transformers takes the short factors up to the original context, and the long ones beyond; every text is longer than this one."""
+TWO_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 96, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 6,
     "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.3, "eos_token_id": None, "bos_token_id": None,
@@ -40,6 +46,143 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32, "num_key_value_heads": 3}),
     "qwen3-yarn": ("Qwen3", {"head_dim": 32, "num_key_value_heads": 3, "rope_parameters": YARN}),
+    "ministral": (
+        "Ministral",
+        {
+            "head_dim": 16,
+            "sliding_window": 37,
+            "layer_types": TWO_KINDS,
+        },
+    ),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                **YARN,
+                "original_max_position_embeddings": 40,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.7,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
+    "phi3": (
+        "Phi3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}, "sliding_window": 60},
+    ),
+    "phi3-longrope": ("Phi3", {"original_max_position_embeddings": 32, "rope_parameters": LONGROPE}),
+    "granite": (
+        "Granite",
+        {
+            "attention_multiplier": 0.4,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+            "mlp_bias": True,
+            "attention_bias": True,
+        },
+    ),
+    "granite4": (
+        "GraniteMoeHybrid",
+        {
+            "layer_types": ["attention"] * 3,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 176,
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 4,
+            "attention_multiplier": 0.4,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+        },
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
+    "olmo2": ("Olmo2", {"num_key_value_heads": 3}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "sliding_window": 37,
+            "layer_types": TWO_KINDS,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": YARN,
+            },
+        },
+    ),
+    "seed-oss": (
+        "SeedOss",
+        {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True, "residual_dropout": 0.0, "attention_dropout": 0.0},
+    ),
+    "exaone4": ("Exaone4", {"sliding_window": 37, "layer_types": TWO_KINDS}),
+    "glm4": ("Glm4", {"head_dim": 32, "num_key_value_heads": 2}),
+    "cohere2": ("Cohere2", {"sliding_window": 37, "layer_types": TWO_KINDS, "logit_scale": 0.3}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 37, "tie_word_embeddings": False}),
+    "ernie": ("Ernie4_5", {"head_dim": 32, "use_bias": True}),
+    "hunyuan": (
+        "HunYuanDenseV1",
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 10000.0,
+                "alpha": 50.0,
+                "factor": 1.0,
+            },
+        },
+    ),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 32,
+            "sliding_window": 37,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 9.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "head_dim": 32,
+            "sliding_window": 37,
+            "layer_types": TWO_KINDS,
+            "query_pre_attn_scalar": 20,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            },
+        },
+    ),
+    "gemma4": (
+        "Gemma4",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 37,
+            "num_key_value_heads": 3,
+            "num_global_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "layer_types": [*TWO_KINDS, "full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 9.0,
+        },
+    ),
+    "gemma4-shared": (
+        "Gemma4",
+        {
+            "num_hidden_layers": 5,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 37,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 24,
+            "vocab_size_per_layer_input": VOCAB,
+            "use_double_wide_mlp": True,
+        },
+    ),
 }
 WIDE = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "initializer_range": 0.05}
 """Changes that bring a model to a real one's widths, where rounding depends on the number of rows if one lets it."""
@@ -124,13 +267,19 @@ class TinyModel:
 
 def make(folder: Path, family: str, **changes: Any) -> TinyModel:
     name, options = FAMILIES[family]
-    config = getattr(transformers, f"{name}Config")(**(COMMON | options | changes))
+    config_class = getattr(transformers, f"{name}ForCausalLM").config_class
+    config = config_class(**(COMMON | options | changes))
     torch.manual_seed(len(family))
     reference = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter_name, parameter in reference.named_parameters():
+            if parameter_name.endswith("embed_tokens.weight") and family.startswith("gemma"):
+                parameter.mul_(0.1)  # else a token that is its own head is followed by itself
             if parameter.ndim == 1:  # biases start as zero and norms as one: both would hide mistakes
                 parameter.copy_(torch.randn_like(parameter) * 0.2 + (1.0 if "norm" in parameter_name else 0.0))
+        for name, buffer in reference.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.8)
     reference.save_pretrained(folder)
     return TinyModel(folder, reference)
 

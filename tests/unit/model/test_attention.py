@@ -14,11 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from banyan_runtime.model.attention import AttentionKind, torch_native
 from banyan_runtime.model.attention.torch_native import TILE, TorchAttention
 from banyan_runtime.model.pool import KvPool
-from banyan_runtime.model.spec import ModelSpec, parse
 from banyan_runtime.model.table import SlotTable
+from banyan_runtime.models.config import DecoderSpec
+from banyan_runtime.models.registry import parse
 from banyan_runtime.step import Step, TableShape
 from tests.support.models.driver import columns
-from tests.unit.model.test_spec import BASE
+from tests.unit.models.test_registry import BASE
 
 HEADS, KV_HEADS, DIM = 6, 2, 16
 BLOCK = 384
@@ -31,9 +32,14 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_native, "BLOCK", BLOCK)
 
 
-def spec(window: int | None, head_dim: int = DIM) -> ModelSpec:
-    sizes = {"hidden_size": 96, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "num_hidden_layers": 1, "head_dim": head_dim}
-    return dataclasses.replace(parse(BASE | sizes), windows=(window,))
+def spec(window: int | None, head_dim: int = DIM, heads: int = HEADS, kv_heads: int = KV_HEADS, **attention: Any) -> DecoderSpec:
+    """Of one layer, whose attention has such fields."""
+    sizes = {"hidden_size": 96, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "num_hidden_layers": 1, "head_dim": head_dim}
+    found = parse(BASE | sizes)
+    layer = found.layers[0]
+    return dataclasses.replace(
+        found, layers=(dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=window, **attention)),)
+    )
 
 
 class Room:

@@ -20,10 +20,10 @@ from safetensors.torch import load_file
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError, ModelError, UserError
 from banyan_runtime.hub.gguf.unfold import unfold
-from banyan_runtime.model import blocks, host, loader, spec
+from banyan_runtime.model import blocks, host, loader
 from banyan_runtime.model.blocks import Blocks, Parameter, dequantize
-from banyan_runtime.model.layout import layout
 from banyan_runtime.model.runners import load as load_runner
+from banyan_runtime.models import registry
 from tests.support.models import ggufs
 from tests.support.models.driver import Driver, Request
 from tests.support.models.tiny import TinyModel, gate, make
@@ -40,7 +40,7 @@ def unfolded(file: Path, beside: Path | None = None) -> Path:
 
 
 def parameters(folder: Path, quantization: str | None = None, dtype: torch.dtype = torch.float32) -> dict[str, Parameter]:
-    return loader.load(folder, layout(spec.read(folder)), dtype, CPU, lambda *_: None, quantization)
+    return loader.load(folder, registry.weights_of(registry.read(folder)), dtype, CPU, lambda *_: None, quantization)
 
 
 def factors(model: TinyModel) -> Any:
@@ -57,7 +57,7 @@ def factors(model: TinyModel) -> Any:
 def test_metadata_and_tensors_make_the_same_model(tiny_model: Callable[[str], TinyModel], family: str, tmp_path: Path) -> None:
     model = tiny_model(family)
     folder = unfolded(ggufs.write(model.folder, tmp_path / "m.gguf", rope_factors=factors(model)))
-    expected, found = spec.read(model.folder), spec.read(folder)
+    expected, found = registry.read(model.folder), registry.read(folder)
     names = {"architecture": found.architecture, "model_type": found.model_type}  # a Mistral is a llama there
     assert dataclasses.replace(expected, **names) == found
     before, after = parameters(model.folder), parameters(folder)
@@ -74,7 +74,7 @@ def test_unquantized_files_become_tensors(tmp_path: Path, kind: str) -> None:
     found = parameters(folder)["layers.1.gate_up"]
     assert isinstance(found, torch.Tensor)
     assert torch.equal(found[176:], up.to(torch.float16 if kind == "F16" else torch.bfloat16).float())
-    assert spec.read(folder).dtype == {"F16": "float16", "BF16": "bfloat16"}[kind]
+    assert registry.read(folder).dtype == {"F16": "float16", "BF16": "bfloat16"}[kind]
 
 
 @pytest.mark.parametrize("family", gate(["llama", "qwen2", "qwen3"]))
@@ -233,7 +233,7 @@ def test_an_unquantized_file_can_be_quantized_too_but_not_a_quantized_one(tmp_pa
 
 
 def test_dummy_weights_can_be_quantized(tiny_model: Callable[[str], TinyModel]) -> None:
-    wanted = layout(spec.read(tiny_model("qwen2").folder))
+    wanted = registry.weights_of(registry.read(tiny_model("qwen2").folder))
     plain = loader.dummy(wanted, torch.float32, CPU, lambda *_: None)
     found = loader.dummy(wanted, torch.float32, CPU, lambda *_: None, "w4a16")
     (part,) = found["layers.0.qkv"]
@@ -245,7 +245,7 @@ def test_dummy_weights_can_be_quantized(tiny_model: Callable[[str], TinyModel]) 
 
 def test_what_fits_as_blocks_may_not_fit_as_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(tmp_path, "llama", **WIDE)
-    wanted = layout(spec.read(model.folder))
+    wanted = registry.weights_of(registry.read(model.folder))
     size = blocks.nbytes(parameters(model.folder, "w4a16").values())
     monkeypatch.setattr(host, "memory_available", lambda: size - 1)
     with pytest.raises(ConfigError, match=r" \d+\.\d\d GB "):
@@ -269,7 +269,7 @@ def test_any_damage_to_a_header_is_told_as_such_or_does_no_harm(whole: bytes, tm
     file.write_bytes(content)
     with contextlib.suppress(UserError):
         folder = unfold(file, None, tmp_path / "cache")
-        loader.load(folder, layout(spec.read(folder)), torch.float32, CPU, lambda *_: None)
+        loader.load(folder, registry.weights_of(registry.read(folder)), torch.float32, CPU, lambda *_: None)
     file.unlink()
 
 

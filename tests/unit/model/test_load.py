@@ -26,14 +26,14 @@ from banyan_runtime.model.choice import Choice, Graphs, prompt_tokens, worth_a_g
 from banyan_runtime.model.memory_profiling import PoolCost, cpu_tokens
 from banyan_runtime.model.penalties import Penalties
 from banyan_runtime.model.pool import cell_bytes
-from banyan_runtime.model.rope import Rope
+from banyan_runtime.model.rope import Ropes
 from banyan_runtime.model.runners import load
-from banyan_runtime.model.spec import parse, read
 from banyan_runtime.model.table import DeviceTable, SlotTable
+from banyan_runtime.models.registry import parse, read
 from banyan_runtime.step import TableShape
 from tests.support.models.driver import Driver, Request
 from tests.support.models.tiny import TinyModel, resident_bytes
-from tests.unit.model.test_spec import BASE
+from tests.unit.models.test_registry import BASE
 
 Models = Callable[[str], TinyModel]
 
@@ -95,9 +95,13 @@ def test_the_pool_of_a_gpu_leaves_room_for_its_tables(tiny_model: Models, attent
     found = PoolCost(config, choice(model, "cuda", torch.float16, 32_768, attention), 1000)
     tokens = found.fitting(room)
     shape, cell, meta = TableShape(1000, 32_768 + SLACK), cell_bytes(read(model.folder), torch.float16), torch.device("meta")
-    rope = Rope(read(model.folder), torch.float16, torch.device("cpu"))
-    rope.reserve(shape.positions)
-    held = Penalties(shape, 16, meta)._tokens.nbytes + DeviceTable(shape, meta).slots.nbytes + sum(table.nbytes for table in rope.tables)
+    ropes = Ropes(read(model.folder), 32_768, torch.float16, torch.device("cpu"))
+    ropes.reserve(shape.positions)
+    held = (
+        Penalties(shape, 16, meta)._tokens.nbytes
+        + DeviceTable(shape, meta).slots.nbytes
+        + sum(table.nbytes for table in ropes.tables[0].tables)
+    )
     held += attention.beside(shape, 256, 512) - DeviceTable.bytes(shape)
     assert tokens > 32_768
     assert room - 1.1 * held < (tokens + 1) * cell <= room - held
@@ -178,7 +182,7 @@ def test_all_that_depends_on_the_served_context_is_there_before_the_first_step(t
     def refuse(*_: object) -> None:
         raise AssertionError("memory that is kept was allocated by a step")
 
-    monkeypatch.setattr(Rope, "reserve", refuse)
+    monkeypatch.setattr(Ropes, "reserve", refuse)
     request = Request([3] * 4990, new_tokens=10, row=0)
     driver.run([request], chunk=2048)
     assert len(request.output) == 10

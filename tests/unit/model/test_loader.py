@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from banyan_runtime.errors import ConfigError, ModelError
 from banyan_runtime.hub.inspect import inspect
-from banyan_runtime.model import host, loader, spec
-from banyan_runtime.model.layout import layout
+from banyan_runtime.model import host, loader
+from banyan_runtime.models import registry
 from tests.support.models.tiny import TinyModel, make
 
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    return loader.load(folder, layout(spec.read(folder)), dtype, CPU, lambda *_: None)
+    return loader.load(folder, registry.weights_of(registry.read(folder)), dtype, CPU, lambda *_: None)
 
 
 def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -172,7 +172,7 @@ def test_a_folder_without_weights_says_what_is_read(folder: Path) -> None:
 def test_progress_is_told_to_the_caller_and_to_the_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     told: list[tuple[str, int, str]] = []
     with caplog.at_level(logging.INFO, "banyan"):
-        loader.load(folder, layout(spec.read(folder)), torch.float32, CPU, lambda *news: told.append(news))
+        loader.load(folder, registry.weights_of(registry.read(folder)), torch.float32, CPU, lambda *news: told.append(news))
     percents = [percent for _, percent, _ in told]
     assert percents == sorted(set(percents))
     assert told[-1] == ("loading", 100, "model.safetensors")
@@ -180,7 +180,7 @@ def test_progress_is_told_to_the_caller_and_to_the_log(folder: Path, caplog: pyt
 
 
 def test_dummy_weights_depend_on_size_and_type_only(tiny_model: Callable[[str], TinyModel]) -> None:
-    small = layout(spec.read(tiny_model("llama").folder))
+    small = registry.weights_of(registry.read(tiny_model("llama").folder))
     weights = loader.dummy(small, torch.float32, CPU, lambda *_: None)
     assert weights.keys() == small.parameters.keys()
     assert torch.equal(weights["layers.0.qkv"], weights["layers.2.qkv"])
@@ -189,7 +189,7 @@ def test_dummy_weights_depend_on_size_and_type_only(tiny_model: Callable[[str], 
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_allocated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = layout(spec.read(folder))
+    small = registry.weights_of(registry.read(folder))
     monkeypatch.setattr(host, "memory_available", lambda: small.elements() * 4 - 1)
     for start in (lambda: load(folder), lambda: loader.dummy(small, torch.float32, CPU, lambda *_: None)):
         with pytest.raises(ConfigError, match=r" 0\.00 GB .*float32.* cpu"):
@@ -200,7 +200,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_allocated(folder: P
 def test_an_index_that_leads_out_of_the_folder_is_refused(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     outside = tmp_path_factory.mktemp("outside") / "model.safetensors"
     (folder / "model.safetensors").rename(outside)
-    places = dict.fromkeys(layout(spec.read(folder)).places, os.path.relpath(outside, folder))
+    places = dict.fromkeys(registry.weights_of(registry.read(folder)).slices, os.path.relpath(outside, folder))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     with pytest.raises(ModelError, match=r"index\.json: weight_map\['model.embed_tokens.weight'\] .*'\.\./"):
         load(folder)

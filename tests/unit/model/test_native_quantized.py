@@ -15,13 +15,13 @@ import torch
 
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.hub.resolve import cache_dir
-from banyan_runtime.model import blocks, host, loader, spec
+from banyan_runtime.model import blocks, host, loader
 from banyan_runtime.model.blocks import SIZES, BlockKind, Blocks, dequantize
-from banyan_runtime.model.layout import layout
 from banyan_runtime.model.native import loading, variants
 from banyan_runtime.model.native.forward import _BLOCK_KINDS, NativeForward
 from banyan_runtime.model.native.library import PULSE, Kind, Library, Place, Spec
 from banyan_runtime.model.native.library import Step as NativeStep
+from banyan_runtime.models import registry
 from tests.support.models import ggufs
 from tests.support.models.driver import Driver, Request
 from tests.support.models.tiny import TinyModel, gate, make
@@ -269,7 +269,9 @@ def test_weights_quantized_at_load_stay_so(tmp_path: Path, quantization: str, bi
         Driver(loaded, rows=1, context=64).run([request])
         said[runner] = request.output
     assert said["native"] == said["torch"]
-    parameters = loader.load(tmp_path, layout(spec.read(tmp_path)), torch.float32, torch.device("cpu"), lambda *_: None, quantization)
+    parameters = loader.load(
+        tmp_path, registry.weights_of(registry.read(tmp_path)), torch.float32, torch.device("cpu"), lambda *_: None, quantization
+    )
     assert loaded.info.weights_bytes == blocks.nbytes(parameters.values())
     assert loaded.info.weights_bytes < blocks.elements(parameters.values()) * bits / 8
 
@@ -282,12 +284,12 @@ def test_what_cannot_be_quantized_is_named_and_where_that_is_all_there_is_nothin
         folder.mkdir()
         make(folder, "llama", hidden_size=size, intermediate_size=77, num_attention_heads=2, head_dim=22, num_key_value_heads=2)
     take = (torch.float32, torch.device("cpu"), lambda *_: None, "w4a16")
-    loader.load(some, layout(spec.read(some)), *take)
+    loader.load(some, registry.weights_of(registry.read(some)), *take)
     assert " 44, 77 " in caplog.text
     with pytest.raises(ConfigError, match="--quantization=w4a16"):
-        loader.load(none, layout(spec.read(none)), *take)
+        loader.load(none, registry.weights_of(registry.read(none)), *take)
     with pytest.raises(ConfigError, match="--quantization=w4a16"):
-        loader.dummy(layout(spec.read(none)), *take)
+        loader.dummy(registry.weights_of(registry.read(none)), *take)
 
 
 @pytest.mark.parametrize("kind", KINDS)

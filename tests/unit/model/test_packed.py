@@ -19,18 +19,18 @@ from safetensors.torch import load_file, save_file
 from banyan_runtime.errors import ConfigError, ModelError
 from banyan_runtime.hub import cli
 from banyan_runtime.hub.inspect import inspect
-from banyan_runtime.model import device, loader, packed, spec
+from banyan_runtime.model import device, loader, packed
 from banyan_runtime.model.blocks import Blocks, Parameter, dequantize
-from banyan_runtime.model.layout import layout
 from banyan_runtime.model.packing import Grouped, Scaled, packing
+from banyan_runtime.models import registry
 from tests.support.models import packings
 from tests.support.models.driver import Driver, Request
 from tests.support.models.tiny import VOCAB, gate, make
 
 
 def parameters(folder: Path, quantization: str | None = None) -> dict[str, Parameter]:
-    of = spec.read(folder)
-    return loader.load(folder, layout(of), torch.float32, torch.device("cpu"), lambda *_: None, quantization, of.packing)
+    of = registry.read(folder)
+    return loader.load(folder, registry.weights_of(of), torch.float32, torch.device("cpu"), lambda *_: None, quantization, of.packing)
 
 
 EACH = ("awq", "gptq, by activations", "packed, with zeros", "fp8 in blocks", "int8 by rows")
@@ -88,7 +88,7 @@ def test_the_native_runner_serves_them_too(tmp_path: Path, name: str) -> None:
 def test_a_summary_counts_the_numbers_of_the_model(tmp_path: Path, name: str) -> None:
     packings.write(tmp_path, name)
     found = inspect(tmp_path)
-    assert found.parameters == layout(spec.read(tmp_path)).elements()
+    assert found.parameters == registry.weights_of(registry.read(tmp_path)).elements()
     assert found.kv_bytes_per_token == 2 * 3 * 2 * 32 * 4, "in fp32, as its norms are"
 
 
@@ -115,8 +115,8 @@ def test_what_becomes_larger_is_told(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_groups_that_are_in_order_in_spite_of_their_config_stay_blocks(tmp_path: Path) -> None:
     packings.write(tmp_path, "gptq")
-    of = spec.read(tmp_path, json.dumps({"quantization_config": packings.FORMS["gptq, by activations"].config}))
-    found = loader.load(tmp_path, layout(of), torch.float32, torch.device("cpu"), lambda *_: None, None, of.packing)
+    of = registry.read(tmp_path, json.dumps({"quantization_config": packings.FORMS["gptq, by activations"].config}))
+    found = loader.load(tmp_path, registry.weights_of(of), torch.float32, torch.device("cpu"), lambda *_: None, None, of.packing)
     assert isinstance(found["layers.0.down"], tuple)
 
 
@@ -125,7 +125,7 @@ def test_an_older_name_of_the_config_is_read(tmp_path: Path) -> None:
     own = json.loads((tmp_path / "config.json").read_text())
     own["compression_config"] = own.pop("quantization_config")
     (tmp_path / "config.json").write_text(json.dumps(own))
-    assert spec.read(tmp_path).packing == packing_of("packed")
+    assert registry.read(tmp_path).packing == packing_of("packed")
 
 
 def packing_of(name: str) -> Any:
@@ -144,7 +144,7 @@ def test_a_quantized_checkpoint_without_a_config_is_told_so(tmp_path: Path) -> N
 def test_a_model_that_has_no_room_when_it_is_plain_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever computes on blocks serves it."""
     model, _ = packings.write(tmp_path, "awq")
-    plain = 4 * layout(spec.read(tmp_path)).elements()
+    plain = 4 * registry.weights_of(registry.read(tmp_path)).elements()
     monkeypatch.setattr(device, "available_bytes", lambda _: plain - 1)
     monkeypatch.setattr(packed, "_grouped", lambda *_: pytest.fail("it is read"))
     with pytest.raises(ConfigError, match=r" \d+\.\d\d GB "):
@@ -157,7 +157,7 @@ def test_who_takes_tensors_alone_gets_one_after_the_other(
 ) -> None:
     """With the numbers of blocks, of which no more than one matrix's are in memory."""
     packings.write(tmp_path, "awq" if quantization is None else "fp8")
-    of, made, most = spec.read(tmp_path), list[weakref.ref[Any]](), 0
+    of, made, most = registry.read(tmp_path), list[weakref.ref[Any]](), 0
     blocks_of = {name: parameter for name, parameter in parameters(tmp_path, quantization).items() if isinstance(parameter, tuple)}
 
     def seen(phase: str, percent: int, detail: str) -> None:
@@ -170,7 +170,9 @@ def test_who_takes_tensors_alone_gets_one_after_the_other(
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(packed, "Blocks", Noted)
-        found = loader.load(tmp_path, layout(of), torch.float32, torch.device("cpu"), seen, quantization, of.packing, plain=True)
+        found = loader.load(
+            tmp_path, registry.weights_of(of), torch.float32, torch.device("cpu"), seen, quantization, of.packing, plain=True
+        )
     assert most <= 1
     assert bool(made) == (quantization is None)
     assert "float32" in caplog.text
@@ -195,10 +197,16 @@ def test_groups_are_no_longer_than_rows(tmp_path: Path, group: int) -> None:
     """However long a config says that they are: memory goes by the matrix."""
     assert packing({"quant_method": "awq", "bits": 4, "group_size": group}, "config.json") == Grouped("awq", 4, group)
     packings.write(tmp_path, "packed rows")
-    of = spec.read(tmp_path)
+    of = registry.read(tmp_path)
     tracemalloc.start()
     loader.load(
-        tmp_path, layout(of), torch.float32, torch.device("cpu"), lambda *_: None, None, Grouped("packed", 4, 1 << 20, symmetric=True)
+        tmp_path,
+        registry.weights_of(of),
+        torch.float32,
+        torch.device("cpu"),
+        lambda *_: None,
+        None,
+        Grouped("packed", 4, 1 << 20, symmetric=True),
     )
     assert tracemalloc.get_traced_memory()[1] < 8 << 20
     tracemalloc.stop()
@@ -316,7 +324,7 @@ def test_what_is_not_supported_is_named_with_what_is(tmp_path: Path, config: Any
     own = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(own | {"quantization_config": config}))
     with pytest.raises(ModelError, match=named):
-        spec.read(tmp_path)
+        registry.read(tmp_path)
 
 
 def test_a_summary_says_whether_a_model_can_be_served(tmp_path: Path, tiny_chat: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,7 +344,7 @@ def test_a_summary_says_whether_a_model_can_be_served(tmp_path: Path, tiny_chat:
     (tmp_path / "config.json").write_text(json.dumps(own))
     assert cli.main(["inspect", "--json", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["refused"], found["context_length"]) == (None, spec.read(tmp_path).context_len)
+    assert (found["refused"], found["context_length"]) == (None, registry.read(tmp_path).context_len)
     (tmp_path / "model.safetensors").unlink()
     assert cli.main(["inspect", "--json", str(tmp_path)]) == 65
     assert json.loads(capsys.readouterr().out)["refused"]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from banyan_runtime.model.pool import Cells, KvPool
-from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import DeviceTable, SlotTable
+from banyan_runtime.models.config import DecoderSpec
 from banyan_runtime.step import I32, Pulse, Step, TableShape
 
 SEQUENCES: Final = 256
@@ -111,14 +111,14 @@ class AttentionKind(Protocol):
 
     name: str
 
-    def __call__(self, spec: ModelSpec, pool: KvPool, pulse: Pulse) -> Attention:
+    def __call__(self, spec: DecoderSpec, pool: KvPool, pulse: Pulse) -> Attention:
         """`pulse` is called before every group of products."""
 
     def beside(self, shape: TableShape, rows: int, tokens: int) -> int:
         """Bytes on a GPU beside the pool, with a table of such a shape, and where decode steps of so many rows and other steps of so
         many tokens are replayed."""
 
-    def refusal(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
+    def refusal(self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
         """Why this backend cannot compute such a model there, in words that go on after "is not used:"; or None.
 
         `asked`: it is named by --attention-backend, so it need not be the best choice.

@@ -12,7 +12,7 @@ from banyan_runtime.model.attention import AttentionKind
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
 from banyan_runtime.model.attention.torch_native import TorchAttention
 from banyan_runtime.model.attention.triton_paged import TritonAttention
-from banyan_runtime.model.spec import ModelSpec
+from banyan_runtime.models.config import DecoderSpec
 
 log = logging.getLogger("banyan")
 
@@ -20,7 +20,7 @@ BACKENDS: Final[dict[str, AttentionKind]] = {kind.name: kind for kind in (Triton
 """By name, the best first: of the first two what was faster on an H200 (benchmarks/results). The last one computes everything."""
 
 
-def choose(name: str | None, spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> AttentionKind:
+def choose(name: str | None, spec: DecoderSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> AttentionKind:
     """Raises ConfigError when the backend that was asked for cannot compute this."""
     if name is not None:
         if reason := BACKENDS[name].refusal(spec, device, dtype, kv_dtype, True):

@@ -11,7 +11,6 @@ context into parts, so steps of few queries go to FlashAttention 2's, which do; 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import shutil
@@ -32,13 +31,14 @@ from banyan_runtime.model.attention import Held, most_sequences
 from banyan_runtime.model.attention.flashinfer_kernels import HEAD_DIMS, TYPES, Kind, Module, compiled_for, runs_on
 from banyan_runtime.model.device import pinned, tensor
 from banyan_runtime.model.pool import Cells, KvPool
-from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import DeviceTable, SlotTable
+from banyan_runtime.models.config import DecoderSpec, Feature
 from banyan_runtime.step import I32, PADDING_SLOT, Pulse, Step, TableShape
 
 log = logging.getLogger("banyan")
 
 FEW_QUERIES: Final = 16  # of the longest sequence of a step
+_UNKNOWN: Final[frozenset[Feature]] = frozenset({"attention soft cap", "head sizes by layer"})
 CUDA_CORES: Final = 4  # heads that share a KV head: with fewer, a decode step is faster without tensor cores
 _SHOWN: Final = 300  # characters of a library's words
 WORKSPACE: Final = 128 << 20  # bytes for parts of results, as FlashInfer recommends; what graphs need beyond that is asked for
@@ -75,16 +75,18 @@ class _Memory:
 class FlashInferAttention:
     name = "flashinfer"
 
-    def __init__(self, spec: ModelSpec, pool: KvPool, pulse: Pulse) -> None:
+    def __init__(self, spec: DecoderSpec, pool: KvPool, pulse: Pulse) -> None:
         os.environ["FLASHINFER_WORKSPACE_BASE"] = str(_base())  # read when it is imported
         import flashinfer  # two to three seconds
 
         self._flashinfer: Any = flashinfer
-        self._spec = spec
+        uniform = spec.uniform
+        assert uniform is not None
+        self._spec = uniform
         self._pool = pool
         self._pulse = pulse
-        self._windows = tuple(dict.fromkeys(spec.windows))
-        self._caches = [tuple(part.transpose(0, 1).unsqueeze(2) for part in pool.slots(layer)) for layer in range(spec.layers)]
+        self._windows = spec.windows  # of each layer
+        self._caches = [tuple(part.transpose(0, 1).unsqueeze(2) for part in pool.slots(layer)) for layer in range(len(spec.layers))]
         self._workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=pool.device)
         generation = _generation(spec, pool.dtype, pool.device, _ahead(flashinfer.__file__))
         self._few, self._many = self._wrappers("fa2"), self._wrappers("fa2" if generation == "fa2" else "auto")
@@ -106,7 +108,7 @@ class FlashInferAttention:
         return DeviceTable.bytes(shape) + WORKSPACE + torch.int32.itemsize * (sequences * shape.positions + max(rows, tokens))
 
     @staticmethod
-    def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
+    def refusal(spec: DecoderSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
         if device.type != "cuda":
             return "it computes on CUDA devices"
         if (package := find_spec("flashinfer")) is None or package.origin is None:
@@ -117,8 +119,10 @@ class FlashInferAttention:
             return "it computes in float16 and bfloat16"
         if kv_dtype != dtype:
             return "it keeps keys and values in the model's type"
-        if spec.head_dim not in HEAD_DIMS:
-            return f"its heads are {', '.join(map(str, HEAD_DIMS))} wide, not {spec.head_dim}"
+        if unknown := spec.features & _UNKNOWN:
+            return f"it does not compute {', '.join(sorted(unknown))}"
+        if (dim := spec.layers[0].attention.head_dim) not in HEAD_DIMS:
+            return f"its heads are {', '.join(map(str, HEAD_DIMS))} wide, not {dim}"
         ahead, there, lacking = _ahead(package.origin), list[Path](), list[Module]()
         for module in _modules(spec, dtype, _generation(spec, dtype, device, ahead)):
             # FlashInfer takes what lies there as it is.
@@ -141,7 +145,7 @@ class FlashInferAttention:
 
     def _wrappers(self, backend: str) -> dict[int | None, Any]:
         kind = self._flashinfer.BatchPrefillWithPagedKVCacheWrapper
-        return {window: kind(self._workspace, "HND", backend=backend) for window in self._windows}
+        return {window: kind(self._workspace, "HND", backend=backend) for window in dict.fromkeys(self._windows)}
 
     def reserve(self, shape: TableShape) -> DeviceTable:
         self._table = DeviceTable(shape, self._pool.device)
@@ -190,7 +194,7 @@ class FlashInferAttention:
         """What all plans say."""
         spec, dtype = self._spec, self._pool.dtype
         return {
-            "num_qo_heads": spec.heads, "num_kv_heads": spec.kv_heads, "page_size": 1, "sm_scale": 1.0 / math.sqrt(spec.head_dim),
+            "num_qo_heads": spec.heads, "num_kv_heads": spec.kv_heads, "page_size": 1, "sm_scale": spec.scale,
             "window_left": -1 if window is None else window - 1, "q_data_type": dtype, "kv_data_type": dtype,
         }  # fmt: skip
 
@@ -202,7 +206,7 @@ class FlashInferAttention:
             return _Memory(
                 queries, begun, ones,
                 self._workspace if workspace <= WORKSPACE else column(workspace, torch.uint8),
-                {window: column(plan, torch.uint8) for window in self._windows}, {},
+                {window: column(plan, torch.uint8) for window in dict.fromkeys(self._windows)}, {},
             )  # fmt: skip
 
         most = max(map(_sequences, steps))
@@ -301,7 +305,7 @@ class FlashInferAttention:
     def attend(self, layer: int, q: Tensor) -> Tensor:
         self._pulse()
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # else prompts' is filled with zeros first
-        result: Tensor = self._planned[self._spec.windows[layer]].run(q, self._caches[layer], out=out)
+        result: Tensor = self._planned[self._windows[layer]].run(q, self._caches[layer], out=out)
         return result
 
 
@@ -333,7 +337,7 @@ def _ahead(package: str) -> Path:
     return Path(package).parent / "data" / "aot"
 
 
-def _generation(spec: ModelSpec, dtype: torch.dtype, device: torch.device, ahead: Path) -> Kind:
+def _generation(spec: DecoderSpec, dtype: torch.dtype, device: torch.device, ahead: Path) -> Kind:
     """The kernels for many queries. Whoever has compiled FlashAttention 2's ahead and no others does not want to wait for 3's, which take
     longest. What an earlier start has compiled says nothing: it may have been ended between the two."""
     if device.type != "cuda" or (capability := torch.cuda.get_device_capability(device))[0] != 9:
@@ -347,13 +351,14 @@ def _generation(spec: ModelSpec, dtype: torch.dtype, device: torch.device, ahead
     return "fa2" if alone and not others else "fa3"
 
 
-def _modules(spec: ModelSpec, dtype: torch.dtype, generation: Kind) -> list[Module]:
+def _modules(spec: DecoderSpec, dtype: torch.dtype, generation: Kind) -> list[Module]:
     """What the wrappers' plans load: for few queries, for many if those are others, for steps that are replayed."""
     kinds = list(dict.fromkeys(("fa2", generation)))
-    if spec.group < CUDA_CORES:
+    attention = spec.layers[0].attention
+    if attention.group < CUDA_CORES:
         kinds.append("decode")
     windowed = sorted({window is not None for window in spec.windows})
-    return [Module(kind, dtype, spec.head_dim, window) for kind in kinds for window in windowed]
+    return [Module(kind, dtype, attention.head_dim, window) for kind in kinds for window in windowed]
 
 
 def _missing(curand: bool) -> str | None:

@@ -6,7 +6,6 @@ Contexts are computed block by block, so that memory does not grow with them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,8 +18,8 @@ from torch import Tensor
 
 from banyan_runtime.model.device import tensor
 from banyan_runtime.model.pool import Cells, KvPool
-from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
+from banyan_runtime.models.config import DecoderSpec
 from banyan_runtime.step import PADDING_SLOT, Pulse, Step, TableShape
 
 TILE: Final = 64  # queries of a sequence that are computed together
@@ -58,11 +57,12 @@ class _Batch:
 class TorchAttention:
     name = "torch_native"
 
-    def __init__(self, spec: ModelSpec, pool: KvPool, pulse: Pulse) -> None:
-        self._spec = spec
+    def __init__(self, spec: DecoderSpec, pool: KvPool, pulse: Pulse) -> None:
+        self._layers = [layer.attention for layer in spec.layers]
+        self._heads = max(layer.heads for layer in self._layers)
+        self._widest = max(layer.kv_heads * layer.head_dim for layer in self._layers)
         self._pool = pool
         self._pulse = pulse
-        self._scale = 1.0 / math.sqrt(spec.head_dim)
         self.cells = Cells(pool, torch.empty(0, dtype=torch.int64))
         self._batches: list[_Batch] = []
         self._table = SlotTable(TableShape(0, 0))
@@ -73,7 +73,7 @@ class TorchAttention:
         return 0
 
     @staticmethod
-    def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
+    def refusal(spec: DecoderSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
         return None
 
     def plan(self, step: Step, table: SlotTable) -> None:
@@ -85,8 +85,7 @@ class TorchAttention:
 
     def _parts(self, tiles: list[_Tile]) -> Iterator[list[_Tile]]:
         """As many tiles of one size as may be computed together."""
-        spec = self._spec
-        most = min(MAX_SCORES // (spec.heads * tiles[0].queries), MAX_GATHERED // (spec.kv_heads * spec.head_dim)) // BLOCK
+        most = min(MAX_SCORES // (self._heads * tiles[0].queries), MAX_GATHERED // self._widest) // BLOCK
         for first in range(0, len(tiles), max(1, most)):
             yield tiles[first : first + max(1, most)]
 
@@ -103,25 +102,30 @@ class TorchAttention:
         )
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
-        q, out = q * self._scale, torch.empty_like(q)
+        spec = self._layers[layer]
+        q, out = q * spec.scale, q.new_empty(*q.shape[:2], spec.value_size)
         for batch in self._batches:
             out.index_copy_(0, batch.tokens, self._attend(layer, q.index_select(0, batch.tokens), batch))
         return out
 
     def _attend(self, layer: int, q: Tensor, batch: _Batch) -> Tensor:
-        """q and the result: [n * queries, heads, head_dim]. An online softmax over blocks of keys."""
-        spec, window, (n, queries) = self._spec, self._spec.windows[layer], batch.positions.shape[:2]
+        """q [n * queries, heads, head_dim] and the result, of values' size. An online softmax over blocks of keys."""
+        spec, (n, queries) = self._layers[layer], batch.positions.shape[:2]
+        window, cap = spec.window, spec.soft_cap
         shape = (n, queries, spec.kv_heads, spec.group, spec.head_dim)
         q = q.view(shape).permute(2, 0, 1, 3, 4).reshape(spec.kv_heads * n, -1, spec.head_dim)
         highest = torch.full((*q.shape[:2], 1), torch.finfo(torch.float32).min, device=q.device)
-        mass, values = torch.zeros_like(highest), torch.zeros_like(q, dtype=torch.float32)
+        mass, values = torch.zeros_like(highest), highest.new_zeros(*q.shape[:2], spec.value_size)
         first = 0 if window is None else max(0, batch.earliest - window + 1) // self._page_size * self._page_size
         last = int(batch.keys.max())
         for begin in range(first, last, BLOCK):
             self._pulse()
             pages = self._pages(batch, begin, min(begin + BLOCK, last))
-            keys, own = (part(layer, pages).view(len(q), -1, spec.head_dim) for part in (self._pool.keys, self._pool.values))
+            keys = self._pool.keys(layer, pages).view(len(q), -1, spec.head_dim)
+            own = self._pool.values(layer, pages).view(len(q), -1, spec.value_size)
             scores = torch.bmm(q, keys.transpose(1, 2)).float()
+            if cap is not None:
+                scores = scores.div_(cap).tanh_().mul_(cap)
             end = begin + scores.shape[-1]
             if window is not None or end > batch.earliest + 1:
                 at = torch.arange(begin, end, device=q.device)
@@ -134,8 +138,8 @@ class TorchAttention:
             mass = mass * kept + weights.sum(-1, keepdim=True)
             values = values * kept + torch.bmm(weights.to(q.dtype), own)
             highest = higher
-        out = (values / mass).to(q.dtype).view(spec.kv_heads, n, queries, spec.group, spec.head_dim)
-        return out.permute(1, 2, 0, 3, 4).reshape(n * queries, spec.heads, spec.head_dim)
+        out = (values / mass).to(q.dtype).view(spec.kv_heads, n, queries, spec.group, spec.value_size)
+        return out.permute(1, 2, 0, 3, 4).reshape(n * queries, spec.heads, spec.value_size)
 
     def _pages(self, batch: _Batch, begin: int, end: int) -> Tensor:
         """int32 [n * pages] of the keys begin to end; the padding page where a sequence is shorter."""

@@ -7,7 +7,6 @@ so steps of few also cut the context into stretches, and join them.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,8 +21,8 @@ from banyan_runtime.model.attention import Held
 from banyan_runtime.model.device import tensor
 from banyan_runtime.model.kernels import FEWEST_ROWS, LARGE, power_of_two
 from banyan_runtime.model.pool import Cells, KvPool
-from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import DeviceTable, SlotTable
+from banyan_runtime.models.config import DecoderSpec, Feature
 from banyan_runtime.step import I32, PADDING_SLOT, Pulse, Step, TableShape
 
 TILE_ROWS: Final = 128  # queries times the heads that share a KV head, in a prompt's tile
@@ -72,6 +71,9 @@ class Way:
         return cls(KEYS, 2, 5 if width <= 64 or programs <= RESIDENT else 3)
 
 
+_UNKNOWN: Final[frozenset[Feature]] = frozenset({"attention soft cap", "head sizes by layer"})
+
+
 @dataclass(frozen=True, slots=True)
 class _Tiles:
     """A step's tiles on the device."""
@@ -87,17 +89,19 @@ class _Tiles:
 class TritonAttention:
     name = "triton"
 
-    def __init__(self, spec: ModelSpec, pool: KvPool, pulse: Pulse) -> None:
+    def __init__(self, spec: DecoderSpec, pool: KvPool, pulse: Pulse) -> None:
         from banyan_runtime.model.kernels import dependent, paged_attention
 
         self._kernels = paged_attention
         self._options = dependent.options(pool.device)
-        self.spec = spec
+        uniform = spec.uniform
+        assert uniform is not None
+        self.spec, self._eps, self._windows = uniform, spec.norm.eps, spec.windows
         self.pool = pool
         self._pulse = pulse
         self._shared = kernels.shared_bytes(pool.device)
-        self._width = max(16, power_of_two(spec.head_dim))
-        self._scale = 1.0 / math.sqrt(spec.head_dim)
+        self._width = max(16, power_of_two(uniform.head_dim))
+        self._scale = uniform.scale
         self._table: DeviceTable | None = None
         self.cells = Cells(pool, torch.empty(0, dtype=torch.int32))
         self._planned: _Tiles | None = None
@@ -107,7 +111,7 @@ class TritonAttention:
         return DeviceTable.bytes(shape)
 
     @staticmethod
-    def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
+    def refusal(spec: DecoderSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
         if device.type != "cuda":
             return "it computes on CUDA devices"
         if reason := kernels.missing():
@@ -115,7 +119,9 @@ class TritonAttention:
         needed = kernels.needed_capability(kv_dtype)
         if torch.cuda.get_device_capability(device) < needed:
             return f"it needs compute capability {needed[0]}.{needed[1]}"
-        return "heads wider than 256 do not fit its tiles" if spec.head_dim > 256 else None
+        if unknown := spec.features & _UNKNOWN:
+            return f"it does not compute {', '.join(sorted(unknown))}"
+        return "heads wider than 256 do not fit its tiles" if spec.layers[0].attention.head_dim > 256 else None
 
     def reserve(self, shape: TableShape) -> DeviceTable:
         self._table = DeviceTable(shape, self.pool.device)
@@ -229,13 +235,13 @@ class TritonAttention:
                 nothing = torch.zeros((4, -(-tiles // 4) * 4), dtype=torch.int32, device=device)  # aligned as a step's
                 self._planned = _Tiles(nothing[:, :tiles], nothing[0], one, rows, stretches, single)
                 self.cells = Cells(self.pool, nothing[0, :tiles])
-                for layer in {window: layer for layer, window in enumerate(spec.windows)}.values():
+                for layer in {window: layer for layer, window in enumerate(self._windows)}.values():
                     if not single:
                         self.attend(layer, q)
                     elif rows == self._rows(1):
                         qkv = torch.zeros((tiles, (spec.heads + 2 * spec.kv_heads) * spec.head_dim), dtype=dtype, device=device)
                         at = qkv[:, : spec.head_dim].contiguous()
-                        self.turn_and_attend(layer, qkv, (at, at), (at[0], at[0]) if spec.qk_norm else None)
+                        self.turn_and_attend(layer, qkv, (at, at), (at[0], at[0]) if spec.qk_norm is not None else None)
         self._planned = None
 
     @property
@@ -261,7 +267,7 @@ class TritonAttention:
 
         qkv [T, (heads + 2 * kv_heads) * head_dim] at positions (`Rope.at`); `norms`: weights of queries' and of keys', [head_dim].
         """
-        plan, spec, pool = self._next(), self.spec, self.pool
+        plan, pool = self._next(), self.pool
         keys, values = pool.slots(layer)
         tokens = self.cells.slots.shape[0]
         into = self._into(plan, tokens, qkv)
@@ -271,7 +277,7 @@ class TritonAttention:
         assert qkv.stride(1) == 1
         self._kernels.turn_and_attend[grid](
             qkv, *at, q_weight, k_weight, self.cells.slots, keys, values, *into, rows_of, counts, positions, self._there.slots,
-            self._there.slots.stride(0), plan.stretch, qkv.stride(0), keys.stride(0), tokens, spec.norm_eps, self._scale,
+            self._there.slots.stride(0), plan.stretch, qkv.stride(0), keys.stride(0), tokens, self._eps, self._scale,
             NORMED=norms is not None, KEYS=way.keys, AHEAD=way.ahead, PADDING=PADDING_SLOT, LARGEST=pool.largest, NARROW=pool.narrow,
             **options,
         )  # fmt: skip
@@ -298,7 +304,7 @@ class TritonAttention:
         way = Way.of(self._width, dtype, plan.rows, programs, single=plan.single, shared=self._shared)
         options: dict[str, object] = {
             "GROUP": spec.group, "HEADS": spec.heads, "DIM": spec.head_dim, "WIDTH": self._width, "ROWS": plan.rows,
-            "SPLIT": plan.stretches > 1, "WINDOW": spec.windows[layer] or 0, "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+            "SPLIT": plan.stretches > 1, "WINDOW": self._windows[layer] or 0, "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
             "num_warps": way.warps, "num_stages": way.stages,
         }  # fmt: skip
         return (programs, plan.stretches), way, {**options, **self._options}

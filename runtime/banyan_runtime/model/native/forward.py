@@ -21,9 +21,11 @@ from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.native import build, loading
 from banyan_runtime.model.native.library import PULSE, Draws, Kind, Library, Place, Spec
 from banyan_runtime.model.native.library import Step as NativeStep
+from banyan_runtime.model.pool import cell_bytes
 from banyan_runtime.model.post import Arriving
-from banyan_runtime.model.rope import turns
+from banyan_runtime.model.rope import rotations
 from banyan_runtime.model.table import SlotTable
+from banyan_runtime.models.config import Feature
 from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TokenMask
 
 log = logging.getLogger("banyan")
@@ -56,6 +58,7 @@ class NativeModel:
     own_attention = True
     takes_blocks = True
     torch_threads = False
+    implements = frozenset[Feature]()
     fast_bf16 = True
 
     @staticmethod
@@ -79,10 +82,11 @@ class NativeModel:
         self.pulse = pulse
         self._pulse = PULSE(pulse)  # the library calls it as long as it lives
         spec = choice.spec
+        attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
         about = Spec(
-            vocabulary=spec.vocab_size, hidden=spec.hidden_size, inner=spec.intermediate_size, layers=spec.layers, heads=spec.heads,
-            kv_heads=spec.kv_heads, head_dim=spec.head_dim, tied=spec.tied, half_cache=choice.dtype == torch.bfloat16,
-            threads=host.cores(), eps=spec.norm_eps,
+            vocabulary=spec.vocab_size, hidden=spec.hidden_size, inner=mlp.inner, layers=len(spec.layers), heads=attention.heads,
+            kv_heads=attention.kv_heads, head_dim=attention.head_dim, tied=spec.tied, half_cache=choice.dtype == torch.bfloat16,
+            threads=host.cores(), eps=spec.norm.eps,
         )  # fmt: skip
         self._decoder = self._library.create(ctypes.byref(about), self._pulse)
         if not self._decoder:
@@ -99,11 +103,10 @@ class NativeModel:
             self._library.destroy(decoder)
 
     def forward(self, pool_tokens: int, page_size: int, *, autotune: bool = False) -> NativeForward:
-        spec = self._choice.spec
         slots = pool_tokens + page_size  # the first page is padding
         if not self._library.cache(self._decoder, slots):
             raise _no_memory()
-        kv_bytes = 2 * spec.layers * spec.kv_heads * spec.head_dim * slots * self._choice.dtype.itemsize
+        kv_bytes = slots * cell_bytes(self._choice.spec, self._choice.dtype)
         return NativeForward(self, self._library, self._decoder, self._choice, kv_bytes)
 
     def _take(self, name: str, value: Parameter) -> None:
@@ -166,8 +169,8 @@ class NativeForward:
         self._drawn: _Sampling | None = None  # of the last step that drew
 
     def reserve(self, rows: int, positions: int, latest: Tensor) -> None:
-        spec = self._choice.spec
-        cosines, sines = turns(spec, range(positions))
+        (rope,) = self._choice.spec.ropes
+        cosines, sines = rotations(rope, self._choice.context_len, range(positions))
         if not self._library.reserve(self._decoder, rows, positions, cosines.data_ptr(), sines.data_ptr()):
             raise _no_memory()
         self._kept = _Columns(rows)

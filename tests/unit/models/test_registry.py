@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from banyan_runtime.errors import ModelError
-from banyan_runtime.model.layout import layout
-from banyan_runtime.model.rope import inverse_frequencies, turns
-from banyan_runtime.model.spec import SUPPORTED, LinearRope, Llama3Rope, ModelSpec, PlainRope, YarnRope, parse, read
+from banyan_runtime.model.rope import inverse_frequencies, rotations
+from banyan_runtime.models.config import DecoderSpec, LinearRope, Llama3Rope, PlainRope, Rope, YarnRope
+from banyan_runtime.models.registry import FAMILIES, parse, read, weights_of
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128,
@@ -32,10 +32,11 @@ WINDOW: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "sliding_window
 def test_a_llama_config_of_transformers_4_is_read() -> None:
     scaling = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     spec = parse(BASE | {"rope_theta": 500000.0, "rope_scaling": scaling, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-5})
-    assert (spec.rope_theta, spec.rope) == (500000.0, Llama3Rope(8.0, 1.0, 4.0, 8192))
-    assert (spec.dtype, spec.norm_eps, spec.context_len) == ("bfloat16", 1e-5, 2048)
-    assert (spec.kv_heads, spec.head_dim, spec.group) == (4, 16, 1)
-    assert not any((spec.qkv_bias, spec.output_bias, spec.mlp_bias, spec.qk_norm, spec.tied))
+    assert spec.ropes == (Rope(500000.0, 16, Llama3Rope(8.0, 1.0, 4.0, 8192)),)
+    assert (spec.dtype, spec.norm.eps, spec.context_len) == ("bfloat16", 1e-5, 2048)
+    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    assert (attention.kv_heads, attention.head_dim, attention.group) == (4, 16, 1)
+    assert not any((attention.qkv_bias, attention.out_bias, mlp.bias, attention.qk_norm, spec.tied, spec.features))
 
 
 @pytest.mark.parametrize(("declared", "original", "context"), [(32768, None, 131072), (40960, 32768, 131072), (131072, 32768, 131072)])
@@ -44,7 +45,7 @@ def test_the_context_of_yarn_is_the_original_one_times_the_factor(declared: int,
     more = {} if original is None else {"original_max_position_embeddings": original}
     spec = parse(BASE | {"max_position_embeddings": declared, "rope_scaling": YARN | more})
     assert spec.context_len == context
-    assert spec.rope == YarnRope(4.0, 32.0, 1.0, True, 1.0 + 0.1 * math.log(4.0), original or declared)
+    assert spec.ropes[0].scaling == YarnRope(4.0, 32.0, 1.0, True, 1.0 + 0.1 * math.log(4.0), original or declared)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +68,9 @@ def test_yarn_turns_as_transformers_does(changes: dict[str, Any], head_dim: int)
     expected, magnitude = ROPE_INIT_FUNCTIONS["yarn"](
         transformers.LlamaConfig(**{key: keys[key] for key in keys if key != "architectures"})
     )
-    spec = parse(keys)
-    torch.testing.assert_close(inverse_frequencies(spec), expected, rtol=1e-6, atol=0)
-    cosines, sines = turns(spec, range(5, 8))
+    (found,) = parse(keys).ropes
+    torch.testing.assert_close(inverse_frequencies(found, 4096), expected, rtol=1e-6, atol=0)
+    cosines, sines = rotations(found, 4096, range(5, 8))
     angles = torch.tensor([5.0, 6.0, 7.0])[:, None] * expected
     torch.testing.assert_close(cosines, angles.cos() * magnitude, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(sines, angles.sin() * magnitude, rtol=1e-5, atol=1e-6)
@@ -78,31 +79,29 @@ def test_yarn_turns_as_transformers_does(changes: dict[str, Any], head_dim: int)
 def test_a_llama_config_of_transformers_5_is_read() -> None:
     rope = {"rope_type": "linear", "rope_theta": 20000, "factor": 2.0}
     spec = parse(BASE | {"rope_parameters": rope, "dtype": "float32", "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2})
-    assert (spec.rope_theta, spec.rope, spec.context_len) == (20000.0, LinearRope(2.0), 4096)
-    assert (spec.dtype, spec.group) == ("float32", 2)
-    assert spec.qkv_bias
-    assert spec.output_bias
-    assert spec.mlp_bias
+    assert (spec.ropes, spec.context_len) == ((Rope(20000.0, 16, LinearRope(2.0)),), 4096)
+    attention = spec.layers[0].attention
+    assert (spec.dtype, attention.group) == ("float32", 2)
+    assert attention.qkv_bias
+    assert attention.out_bias
+    assert spec.layers[0].mlp.bias
 
 
 @pytest.mark.parametrize("rope", [{}, {"rope_scaling": None}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}])
 def test_no_scaling_has_many_spellings(rope: dict[str, Any]) -> None:
     spec = parse(BASE | rope)
-    assert (spec.rope, spec.rope_theta) == (PlainRope(), 10000.0)
+    assert spec.ropes == (Rope(10000.0, 16),)
 
 
 def test_families_differ_in_options_only() -> None:
     qwen2 = parse(BASE | {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True})
-    assert qwen2.qkv_bias
-    assert not qwen2.output_bias
-    assert not qwen2.qk_norm
-    assert qwen2.tied
+    attention = qwen2.layers[0].attention
+    assert (attention.qkv_bias, attention.out_bias, attention.qk_norm, qwen2.tied) == (True, False, None, True)
     qwen3 = parse(BASE | {"architectures": ["Qwen3ForCausalLM"]})
-    assert qwen3.qk_norm
-    assert not qwen3.qkv_bias
-    assert qwen3.head_dim == 128
+    attention = qwen3.layers[0].attention
+    assert (attention.qk_norm, attention.qkv_bias, attention.head_dim) == ("head", False, 128)
     mistral = parse(BASE | {"architectures": ["MistralForCausalLM"], "num_attention_heads": 16})
-    assert mistral.kv_heads == 8
+    assert mistral.layers[0].attention.kv_heads == 8
 
 
 @pytest.mark.parametrize(
@@ -165,7 +164,13 @@ def test_sliding_windows_by_layer(architecture: str, keys: dict[str, Any], windo
         ({"num_key_value_heads": 3}, "num_attention_heads=4", "num_key_value_heads=3"),
         ({"head_dim": 7}, "head_dim", "7"),
         ({"hidden_act": "gelu"}, "hidden_act", "gelu"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 4}}, "rope_type", "longrope"),
+        ({"rope_scaling": {"rope_type": "axial", "factor": 4}}, "rope_type", "axial"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4}}, "original_max_position_embeddings", "None"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 9, "short_factor": [1]}},
+            "short_factor",
+            "8 numbers",
+        ),
         ({"rope_scaling": YARN | {"factor": 0.5}}, "factor", "0.5"),
         ({"rope_scaling": YARN | {"beta_slow": 32}}, "beta_slow=32", "beta_fast=32"),
         ({"rope_scaling": YARN | {"truncate": 1}}, "truncate", "1"),
@@ -174,7 +179,9 @@ def test_sliding_windows_by_layer(architecture: str, keys: dict[str, Any], windo
         ({"rope_scaling": YARN | {"factor": 1e5}}, "max_position_embeddings", "100000"),
         ({"rope_theta": 1, "rope_scaling": YARN}, "rope_theta", "1"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4}}, "original_max_position_embeddings", "None"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", ""),
+        ({"partial_rotary_factor": 0.3, "head_dim": 10}, "partial_rotary_factor", "3 of 10"),
+        ({"text_config": {**BASE, "hidden_size": 0}}, "text_config", "hidden_size"),
+        ({"is_causal": False}, "is_causal", ""),
         ({"quantization_config": {"quant_method": "exl2"}}, "quantization_config.quant_method", "exl2"),
         ({"rms_norm_eps": 0}, "rms_norm_eps", "0"),
         ({"attention_bias": "yes"}, "attention_bias", "yes"),
@@ -225,7 +232,7 @@ def test_overrides_count_in_either_spelling(
         assert rope in str(error.value)
         return
     spec = read(tmp_path, json.dumps(overrides))
-    assert (spec.rope_theta, spec.rope) == (theta, rope)
+    assert (spec.ropes[0].theta, spec.ropes[0].scaling) == (theta, rope)
 
 
 @pytest.mark.parametrize("file", [NEW, OLD])
@@ -236,7 +243,9 @@ def test_the_checkpoints_type_can_be_overridden_in_either_spelling(tmp_path: Pat
 
 
 def test_of_two_rope_settings_the_older_spelling_counts_as_in_transformers() -> None:
-    assert parse(BASE | {"rope_scaling": OLD["rope_scaling"], "rope_parameters": {"rope_type": "default"}}).rope == LinearRope(2.0)
+    assert parse(BASE | {"rope_scaling": OLD["rope_scaling"], "rope_parameters": {"rope_type": "default"}}).ropes[0].scaling == LinearRope(
+        2.0
+    )
 
 
 def test_an_override_that_does_not_fit_is_told_from_the_file(tmp_path: Path) -> None:
@@ -248,7 +257,7 @@ def test_an_override_that_does_not_fit_is_told_from_the_file(tmp_path: Path) -> 
 KEYS = sorted({*BASE, *LLAMA3, "rope_theta", "rope_scaling", "rope_parameters", "dtype", "torch_dtype", "head_dim", "num_key_value_heads",
     "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias", "tie_word_embeddings", "sliding_window", "use_sliding_window",
     "max_window_layers", "layer_types", "partial_rotary_factor", "quantization_config", "type"})  # fmt: skip
-WORDS = st.sampled_from(["llama3", "linear", "default", "silu", "full_attention", "sliding_attention", "bfloat16", *SUPPORTED])
+WORDS = st.sampled_from(["llama3", "linear", "default", "silu", "full_attention", "sliding_attention", "bfloat16", *FAMILIES])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 300) | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=9) | WORDS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
@@ -256,15 +265,15 @@ VALUES = st.recursive(
 )
 
 
-@given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4), architecture=st.sampled_from(SUPPORTED))
-def test_any_config_gives_a_spec_with_a_layout_or_one_line_that_names_the_file(changes: dict[str, Any], architecture: str) -> None:
+@given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4), architecture=st.sampled_from(sorted(FAMILIES)))
+def test_any_config_gives_a_spec_with_weights_or_one_line_that_names_the_file(changes: dict[str, Any], architecture: str) -> None:
     found = outcome(lambda: parse(BASE | {"architectures": [architecture], **WINDOW, **changes}, "DIR/config.json"))
     if isinstance(found, ModelError):
         assert str(found).startswith("DIR/config.json: ")
         assert "\n" not in str(found)
     else:
-        assert layout(found).elements() > 0
-        assert len(found.windows) == found.layers
+        assert weights_of(found).elements() > 0
+        assert len(found.windows) == len(found.layers)
         assert 1 <= found.context_len <= 1 << 24
 
 
@@ -277,7 +286,7 @@ def test_any_content_of_config_json_is_read_or_refused(tmp_path: Path, content: 
     assert str(tmp_path / "config.json") in str(found)
 
 
-def outcome(make: Callable[[], ModelSpec]) -> ModelSpec | ModelError:
+def outcome(make: Callable[[], DecoderSpec]) -> DecoderSpec | ModelError:
     try:
         return make()
     except ModelError as error:
