@@ -62,7 +62,7 @@ def load(
     `packing`: of the safetensors files. `plain`: whoever computes takes tensors alone, so that blocks become such, one by one.
 
     With `quantization` matrices become blocks while they are read. Raises ModelError that names file and tensor for what is
-    missing, truncated, or of another shape or type; ConfigError where the device has less memory than the parameters
+    missing, truncated, of another shape or type, or surplus in a layer; ConfigError where the device has less memory than the parameters
     need, and for a `quantization` of what is quantized already.
     """
     source = _open(model_dir, packing)
@@ -285,9 +285,14 @@ def _check(model_dir: Path, weights: WeightMap, source: Source) -> None:
         raise ModelError(f"{model_dir}: {_listed(missing)} missing from the {source.form} files, config.json asks for them")
     surplus = [name for name in found if name not in weights.slices and name not in weights.ignored and not name.endswith(COMPUTED)]
     surplus = [name for name in surplus if not source.spare(name)]
+    if contradicting := [name for name in surplus if name.startswith(weights.layer_prefix)]:
+        raise ModelError(
+            f"{found[contradicting[0]].file.name}: {_listed([source.spelled(name) for name in contradicting])} surplus, config.json has no "
+            "place for them; the checkpoint and its config belong to different models"
+        )
     if surplus:
         listed = _listed([source.spelled(name) for name in surplus])
-        log.warning("%s: %s not read: the text decoder has no place for them.", found[surplus[0]].file.name, listed)
+        log.warning("%s: %s not of the text decoder, and not read.", found[surplus[0]].file.name, listed)
     for name, place in weights.slices.items():
         tensor = found[name]
         if tensor.shape != place.shape:

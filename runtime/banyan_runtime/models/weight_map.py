@@ -79,6 +79,12 @@ class WeightMap:
         slices = {name(each): place for each, place in self.slices.items()}
         return replace(self, slices=slices, ignored=frozenset(map(name, self.ignored)))
 
+    @property
+    def layer_prefix(self) -> str:
+        """How the names of the layers' tensors begin."""
+        first = next(name for name, place in self.slices.items() if place.parameter.startswith("layers."))
+        return first[: first.index("layers.") + len("layers.")]
+
     def elements(self) -> int:
         return sum(prod(shape) for shape in self.parameters.values())
 
@@ -98,7 +104,7 @@ def weight_map(spec: DecoderSpec, names: Names) -> WeightMap:
     builder.norm("norm", "model.norm", hidden)
     if not spec.tied:
         builder.add("head", ("lm_head.weight", (spec.vocab_size, hidden)))
-    return WeightMap(builder.parameters, builder.slices, frozenset({"lm_head.weight"} if spec.tied else ()), frozenset(builder.wide))
+    return WeightMap(builder.parameters, builder.slices, frozenset(builder.ignored), frozenset(builder.wide))
 
 
 class _Builder:
@@ -108,6 +114,7 @@ class _Builder:
         self.parameters: dict[str, Shape] = {}
         self.slices: dict[str, WeightSlice] = {}
         self.wide: list[str] = []
+        self.ignored = ["lm_head.weight"] if spec.tied else []
 
     def add(self, parameter: str, *parts: tuple[str, Shape], orders: tuple[Interleaved | None, ...] = (), offset: float = 0.0) -> None:
         row = 0
@@ -156,6 +163,8 @@ class _Builder:
         order = Interleaved(dim, attention.rope.dim) if names.interleaved and attention.rope is not None else None
         q_rows, kv_rows = attention.heads * dim, attention.kv_heads * dim
         rows = [q_rows] if attention.kv_layer is not None else [q_rows, kv_rows] if attention.value_is_key else [q_rows, kv_rows, kv_rows]
+        if attention.kv_layer is not None:  # what some checkpoints hold all the same
+            self.ignored += [f"{there}.{name}.weight" for name in (*names.qkv[1:], names.k_norm)]
         parts, orders = names.qkv, (order, order, None)
         if len(parts) == 1:
             rows = [sum(rows)]

@@ -26,6 +26,7 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0}
+LONG: dict[str, Any] = {"rope_type": "longrope", "original_max_position_embeddings": 9}
 WINDOW: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": True}
 
 
