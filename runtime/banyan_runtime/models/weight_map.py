@@ -67,8 +67,8 @@ class WeightMap:
     wide: frozenset[str] = frozenset()  # parameters that stay float32
 
     def spelled(self, found: set[str]) -> WeightMap:
-        """The same with the prefixes that a checkpoint with such names uses."""
-        return next((known for known in map(self._renamed, PREFIXES) if known.slices.keys() & found), self)
+        """The same with the prefixes that a checkpoint with such names uses, as its embedding shows."""
+        return next((known for known in map(self._renamed, PREFIXES) if next(iter(known.slices)) in found), self)
 
     def _renamed(self, prefixes: tuple[str, str]) -> WeightMap:
         model, head = prefixes

@@ -184,6 +184,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+_SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+_QWEN = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 96}
+VISION: dict[str, dict[str, Any] | None] = {
+    "mistral3-tower": _SMALL | {"model_type": "pixtral", "head_dim": 16},
+    "ministral3-tower": _SMALL | {"model_type": "pixtral", "head_dim": 16},
+    "qwen2.5-vl": _QWEN,
+    "qwen3-vl": _QWEN | {"deepstack_visual_indexes": []},
+    "gemma3-tower": _SMALL,
+    "gemma4-tower": None,
+}
+"""Families whose decoder reads text beside a tower for images, and the tower's config."""
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+FAMILIES |= {
+    "mistral3-tower": ("Mistral3ForConditionalGeneration", {"model_type": "mistral", "head_dim": 16, "sliding_window": None}),
+    "ministral3-tower": (
+        "Mistral3ForConditionalGeneration", {
+            "model_type": "ministral3", "head_dim": 16, "rope_parameters": FAMILIES["ministral3"][1]["rope_parameters"],
+        },
+    ),
+    "qwen2.5-vl": ("Qwen2_5_VLForConditionalGeneration", {"rope_parameters": _MROPE}),
+    "qwen3-vl": ("Qwen3VLForConditionalGeneration", {"head_dim": 16, "rope_parameters": _MROPE}),
+    "gemma3-tower": ("Gemma3ForConditionalGeneration", FAMILIES["gemma3"][1]),
+    "gemma4-tower": ("Gemma4ForConditionalGeneration", FAMILIES["gemma4-shared"][1] | {"pad_token_id": 0}),
+}  # fmt: skip
 WIDE = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "initializer_range": 0.05}
 """Changes that bring a model to a real one's widths, where rounding depends on the number of rows if one lets it."""
 HERE: Final = [variant.name for variant in variants.usable(host.instruction_sets())]
@@ -267,16 +291,18 @@ class TinyModel:
 
 def make(folder: Path, family: str, **changes: Any) -> TinyModel:
     name, options = FAMILIES[family]
-    config_class = getattr(transformers, f"{name}ForCausalLM").config_class
-    config = config_class(**(COMMON | options | changes))
+    model_class = getattr(transformers, name if family in VISION else f"{name}ForCausalLM")
+    options = COMMON | options | changes
+    if family in VISION:
+        options = {"text_config": options, "vision_config": VISION[family], "tie_word_embeddings": False}
     torch.manual_seed(len(family))
-    reference = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    reference = model_class(model_class.config_class(**options)).eval()
     with torch.no_grad():
         for parameter_name, parameter in reference.named_parameters():
             if parameter_name.endswith("embed_tokens.weight") and family.startswith("gemma"):
                 parameter.mul_(0.1)  # else a token that is its own head is followed by itself
             if parameter.ndim == 1:  # biases start as zero and norms as one: both would hide mistakes
-                parameter.copy_(torch.randn_like(parameter) * 0.2 + (1.0 if "norm" in parameter_name else 0.0))
+                parameter.copy_(torch.randn_like(parameter) * 0.2 + (1.0 if parameter_name.endswith("norm.weight") else 0.0))
         for name, buffer in reference.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.fill_(0.8)
