@@ -108,12 +108,12 @@ def _inspect(path: str, *, as_json: bool) -> int:
     import msgspec
 
     from banyan_runtime.hub.inspect import describe, inspect
-    from banyan_runtime.model import spec
+    from banyan_runtime.models import registry
 
     folder = resolve(path)
     summary = inspect(folder)
     try:
-        known = spec.read(folder)
+        known = registry.read(folder)
     except ModelError as error:
         summary = replace(summary, refused=str(error))
     else:

@@ -186,7 +186,7 @@ def write(folder: Path, name: str, family: str = "qwen3", **changes: Any) -> tup
     form, model = FORMS[name], make(folder, family, **{**SHAPE, **changes})
     stored = load_file(folder / "model.safetensors")
     meant = {}
-    for key in [key for key in stored if key.endswith("_proj.weight")]:
+    for key in [key for key, tensor in stored.items() if ".layers." in key and key.endswith(".weight") and tensor.ndim == 2]:
         tensors, meant[key] = form.pack(stored.pop(key).float())
         stored = {key.removesuffix("weight") + end: tensor.contiguous() for end, tensor in tensors.items()} | stored  # its own bias stays
         with torch.no_grad():

@@ -25,7 +25,7 @@ from banyan_runtime.model.packing import Grouped, Scaled, packing
 from banyan_runtime.models import registry
 from tests.support.models import packings
 from tests.support.models.driver import Driver, Request
-from tests.support.models.tiny import VOCAB, gate, make
+from tests.support.models.tiny import FAMILIES, VISION, VOCAB, gate, make
 
 
 def parameters(folder: Path, quantization: str | None = None) -> dict[str, Parameter]:
@@ -72,6 +72,21 @@ def test_its_text_is_that_of_transformers_with_these_numbers(tmp_path: Path, nam
     for request in requests:
         assert request.output == model.choices(request.prompt, request.output)
         assert len(set(request.output)) > 3, "a text of one token would prove nothing"
+
+
+OWN_SIZES = ("phi3-longrope", *VISION)
+"""Families of `FAMILIES` whose options fit no other sizes, or whose tensors have other names in their checkpoint than in their model."""
+
+
+@pytest.mark.parametrize("name", gate(EACH))
+@pytest.mark.parametrize("family", gate(sorted(FAMILIES.keys() - OWN_SIZES, key="glm4".__ne__)))
+def test_the_text_of_any_family_is_that_of_transformers_with_these_numbers(tmp_path: Path, family: str, name: str) -> None:
+    """Of GLM-4 projections are fused, and rows come in another order."""
+    model, _ = packings.write(tmp_path, name, family)
+    requests = prompts()
+    Driver(model.load(), rows=3, context=64).run(requests)
+    for request in requests:
+        assert request.output == model.choices(request.prompt, request.output)
 
 
 @pytest.mark.parametrize("name", ["awq", "fp8 in blocks", "gptq, by activations", "gptq of 8 bits", "int8 by rows"])
