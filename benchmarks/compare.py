@@ -1,7 +1,7 @@
 """Banyan beside llama.cpp's server, OpenVINO GenAI, vLLM for CPU and transformers, on the same CPUs, with the same weights.
 
     python benchmarks/compare.py [--models 0.5b smollm2 7m] [--cases bs1 conc16 prefix] [--peers banyan llama.cpp openvino vllm]
-                                 [--rounds 3] [--cpus 0,1] [--first] [--out STEM]
+                                 [--weights bf16] [--rounds 3] [--cpus 0,1] [--first] [--out STEM]
 
 Peers that are not there are fetched, or built, into ~/.cache/banyan/bench; one that cannot be had is named with the reason. All are
 loaded, and all but the one that is measured are stopped. Each case goes round the peers before the next one begins, A B A B, with
@@ -33,14 +33,16 @@ from load.cases import UnknownCase, plans
 from load.plan import Ask, Plan, Session
 from load.summary import Summary
 from peers.banyan import Banyan
-from peers.llama_cpp import LlamaCpp
+from peers.llama_cpp import IkLlama, LlamaCpp, gguf
 from peers.openvino import OpenVino
 from peers.peer import Peer, Running, Setup, Unavailable
 from peers.process import InProcess, go_first
 from peers.transformers import Transformers
 from peers.vllm import Vllm
 
-PEERS: Final[dict[str, Callable[[], Peer]]] = {"llama.cpp": LlamaCpp, "openvino": OpenVino, "vllm": Vllm, "transformers": Transformers}
+PEERS: Final[dict[str, Callable[[], Peer]]] = {
+    "llama.cpp": LlamaCpp, "ik_llama.cpp": IkLlama, "openvino": OpenVino, "vllm": Vllm, "transformers": Transformers,
+}  # fmt: skip
 SETTLE_S: Final = 0.3  # after a peer was continued, before it is asked
 IDLE_AFTER_S: Final = 2.0  # what a start left to do is over
 IDLE_S: Final = 5.0
@@ -113,6 +115,9 @@ def compare(model: str, peers: list[Peer], options: argparse.Namespace, probe: P
     """Measure all peers with one model into `found`, which holds what there is when this is interrupted."""
     folder = shapes.folder(model)
     shape = Shape.of(json.loads((folder / "config.json").read_text()))
+    if options.weights != "bf16":  # models of `shapes` have one matrix for embedding and head
+        parameters = shape.block_parameters + shape.head_parameters
+        shape = dataclasses.replace(shape, weight_bytes=gguf(folder, options.weights).stat().st_size / parameters)
     cases = {case: plans(case, 0) for case in options.cases}
     asked = [plan for case in cases.values() for plan in case]
     setup = Setup(options.cpus, max(map(longest, asked)) + TEMPLATE_TOKENS, max(plan.concurrent for plan in asked), options.first)
@@ -121,7 +126,7 @@ def compare(model: str, peers: list[Peer], options: argparse.Namespace, probe: P
         for one in peers:
             print(f"{model}: starting {one.name}", file=sys.stderr, flush=True)
             try:
-                running[one.name] = stack.enter_context(one.start(one.convert(folder), setup))
+                running[one.name] = stack.enter_context(one.start(one.convert(folder, options.weights), setup))
             except Unavailable as reason:
                 found.missing[one.name] = str(reason)
                 continue
@@ -184,6 +189,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["0.5b", "smollm2", "7m"], choices=list(shapes.TITLES))
     parser.add_argument("--cases", nargs="+", default=["bs1", "conc16", "prefix", "prefill8k"], help="see benchmarks/measure.py --list")
     parser.add_argument("--peers", nargs="+", default=["banyan", "llama.cpp", "openvino", "vllm"])
+    parser.add_argument("--weights", default="bf16", help="bf16, or a type of GGUF's such as Q4_K_M")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cpus", default="0,1", help="what the servers are pinned to; this client takes the others")
     parser.add_argument("--first", action="store_true", help="servers and client before all other processes (root), where others are busy")

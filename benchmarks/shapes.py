@@ -49,10 +49,30 @@ SHAPES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     }),
 }  # fmt: skip
 """Of models that are measured on GPUs, with weights that nobody wrote down: class, and what its config.json says beside `describe`'s."""
+RANDOM: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    **{name: ("Qwen2", {
+        **shape, "tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }) for name, shape in QWEN2.items()},
+    "gemma3-1b": ("Gemma3", {
+        "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1,
+        "head_dim": 256, "vocab_size": 262_144, "max_position_embeddings": 32_768, "sliding_window": 512,
+    }),
+    "phi4-mini": ("Phi3", {
+        "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 8, "num_attention_heads": 24, "num_key_value_heads": 8,
+        "vocab_size": 200_064, "max_position_embeddings": 131_072, "original_max_position_embeddings": 4096, "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75, "short_factor": [1.0] * 48,
+            "long_factor": [1.0 + index for index in range(48)],
+        },
+    }),
+}  # fmt: skip
+"""Models with random weights: the class in transformers, and its config."""
 TITLES: Final = {
     "0.5b": "Qwen2.5-0.5B's shape, random weights",
     "7m": "Qwen2's shape with 7 M parameters, random weights",
     "smollm2": "SmolLM2-135M-Instruct",
+    "gemma3-1b": "Gemma 3 1B's shape, random weights",
+    "phi4-mini": "Phi-4-mini's shape with 8 of its 32 layers, random weights",
 }
 SPECIAL: Final = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE: Final = (
@@ -64,8 +84,8 @@ BPE_ENTRIES: Final = 4000
 
 def folder(name: str) -> Path:
     """The model's folder, in bfloat16; it is made or fetched first if it is not there. Raises ValueError for a name that there is not."""
-    if name not in QWEN2 and name not in CATALOG:
-        raise ValueError(f"there is no model {name!r}; there are {', '.join([*QWEN2, *CATALOG])}")
+    if name not in RANDOM and name not in CATALOG:
+        raise ValueError(f"there is no model {name!r}; there are {', '.join([*RANDOM, *CATALOG])}")
     made = CACHE / "models" / name
     if not (made / "config.json").exists() and name in CATALOG:
         (file,) = resolve(CATALOG[name]).glob("*.gguf")
@@ -74,8 +94,8 @@ def folder(name: str) -> Path:
         scratch = made.with_suffix(".making")
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
-        _write_weights(QWEN2[name], scratch)
-        write_tokenizer(QWEN2[name]["vocab_size"], scratch)
+        _write_weights(*RANDOM[name], scratch)
+        write_tokenizer(RANDOM[name][1]["vocab_size"], scratch)
         scratch.rename(made)
     return made
 
@@ -91,14 +111,15 @@ def describe(name: str, out: Path) -> None:
     (out / "config.json").write_text(json.dumps(config | shape))
 
 
-def _write_weights(shape: dict[str, Any], out: Path) -> None:
+def _write_weights(kind: str, shape: dict[str, Any], out: Path) -> None:
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    import transformers
 
     torch.manual_seed(0)
-    rope = {"rope_type": "default", "rope_theta": 1e6}
-    config = Qwen2Config(**shape, tie_word_embeddings=True, rope_parameters=rope, eos_token_id=0, bos_token_id=None)
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(out)
+    torch.set_default_dtype(torch.bfloat16)
+    made = getattr(transformers, f"{kind}ForCausalLM")
+    made(made.config_class(**shape, eos_token_id=0, bos_token_id=None, pad_token_id=None)).save_pretrained(out)
+    torch.set_default_dtype(torch.float32)
 
 
 def write_tokenizer(vocab_size: int, out: Path) -> None:
@@ -123,9 +144,7 @@ def write_tokenizer(vocab_size: int, out: Path) -> None:
         vocab[f"Ġw{number}"] = number
     (out / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False))
     (out / "tokenizer_config.json").write_text(
-        json.dumps(
-            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIAL[0], "pad_token": SPECIAL[0], "chat_template": TEMPLATE}
-        )
+        json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": SPECIAL[0], "pad_token": SPECIAL[0], "chat_template": TEMPLATE})
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from served import READY, command, url_in
 
+from peers.llama_cpp import gguf
 from peers.peer import Running, Setup, Unavailable
 from peers.process import Served, pinned
 
@@ -29,8 +30,8 @@ class Banyan:
         said = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
         return f"banyan {said.stdout.strip() or 'of no commit'}{' ' if self._flags else ''}{' '.join(self._flags)}"
 
-    def convert(self, model: Path) -> Path:
-        return model
+    def convert(self, model: Path, weights: str) -> Path:
+        return model if weights == "bf16" else gguf(model, weights)
 
     @contextlib.contextmanager
     def start(self, model: Path, setup: Setup) -> Iterator[Running]:

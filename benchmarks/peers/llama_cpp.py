@@ -1,4 +1,4 @@
-"""llama.cpp's server, built here from the sources in the sdist of llama-cpp-python."""
+"""llama.cpp's server and ik_llama.cpp's, built here from the sources in the sdists of their Python packages."""
 
 from __future__ import annotations
 
@@ -8,44 +8,76 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from peers.peer import CACHE, Running, Setup, Unavailable, being_made, module, paths, run
 from peers.process import Served, answers, pinned
 
-VERSION: Final = "0.3.36"
-FOLDER: Final = CACHE / f"llama_cpp_python-{VERSION}"
-SOURCES: Final = FOLDER / "vendor" / "llama.cpp"
-SERVER: Final = FOLDER / "build" / "bin" / "llama-server"
+QUANTIZE: Final = "llama-quantize"
 OPTIONS: Final = [
     "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
 ]  # fmt: skip
 
 
-def sources() -> Path:
-    """Fetch llama.cpp's sources, which also convert models. Raises Unavailable."""
-    if not SOURCES.exists():
-        with being_made(FOLDER) as scratch:
-            # `pip download` asks the package's build backend for its metadata, hence the environment that it makes for that.
-            fetch = ["download", "--no-deps", "--no-binary", "llama-cpp-python", f"llama-cpp-python=={VERSION}", "-d", str(scratch)]
-            run([sys.executable, "-m", "pip", "--quiet", *fetch], "pip download")
-            archive = next(scratch.glob("*.tar.gz"))
-            with tarfile.open(archive) as tar:
-                tar.extractall(scratch, filter="data")
-            archive.unlink()
-            unpacked = next(scratch.iterdir())
-            for part in unpacked.iterdir():
-                part.rename(scratch / part.name)
-    return SOURCES
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A Python package whose sdist holds the sources."""
+
+    package: str
+    version: str
+    vendor: str
+
+    @property
+    def folder(self) -> Path:
+        return CACHE / f"{self.package.replace('-', '_')}-{self.version}"
+
+    def sources(self) -> Path:
+        """Fetch the sources. Raises Unavailable."""
+        found = self.folder / "vendor" / self.vendor
+        if not found.exists():
+            with being_made(self.folder) as scratch:
+                # `pip download` asks the package's build backend for its metadata, hence the environment that it makes for that.
+                fetch = ["download", "--no-deps", "--no-binary", self.package, f"{self.package}=={self.version}", "-d", str(scratch)]
+                run([sys.executable, "-m", "pip", "--quiet", *fetch], "pip download")
+                archive = next(scratch.glob("*.tar.gz"))
+                with tarfile.open(archive) as tar:
+                    tar.extractall(scratch, filter="data")
+                archive.unlink()
+                unpacked = next(scratch.iterdir())
+                for part in unpacked.iterdir():
+                    part.rename(scratch / part.name)
+        return found
+
+    def built(self, target: str) -> Path:
+        """A program of the sources; it is built if it is not there. Raises Unavailable."""
+        program = self.folder / "build" / "bin" / target
+        if not program.exists():
+            print(f"building {program}: some minutes", file=sys.stderr, flush=True)
+            for tool in ("cmake", "ninja", "c++"):
+                if subprocess.run(["which", tool], stdout=subprocess.DEVNULL).returncode:
+                    raise Unavailable(f"{tool} is missing: apt-get install cmake ninja-build g++")
+            build = str(self.folder / "build")
+            run(["cmake", "-B", build, "-G", "Ninja", "-S", str(self.sources()), *OPTIONS], "cmake")
+            run(["cmake", "--build", build, "--target", target], "the build")
+        return program
+
+
+LLAMA_CPP: Final = Distribution("llama-cpp-python", "0.3.36", "llama.cpp")
+IK_LLAMA: Final = Distribution("ik-llama-cpp-python", "0.1.5", "ik_llama.cpp")
 
 
 def gguf(model: Path, kind: str) -> Path:
-    """A GGUF file of the folder `model`, of type `kind` (bf16 or f16). Raises Unavailable."""
+    """A GGUF file of the folder `model`, of type `kind` (bf16, f16, or a quantized one such as Q4_K_M). Raises Unavailable."""
     out = CACHE / "gguf" / f"{model.name}.{kind}.gguf"
+    if not out.exists() and kind.startswith(("Q", "IQ")):
+        plain, scratch = gguf(model, "bf16"), out.with_suffix(".making")
+        run([str(LLAMA_CPP.built(QUANTIZE)), str(plain), str(scratch), kind], "quantizing")
+        scratch.rename(out)
     if not out.exists():
-        vendor, packages = sources(), FOLDER / "python"
+        vendor, packages = LLAMA_CPP.sources(), LLAMA_CPP.folder / "python"
         if not packages.exists():  # all that the script needs beside what the environment of the tests has
             run([sys.executable, "-m", "pip", "--quiet", "install", "--no-deps", "--target", str(packages), "sentencepiece"], "pip")
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -58,23 +90,16 @@ def gguf(model: Path, kind: str) -> Path:
 
 class LlamaCpp:
     name = "llama.cpp"
+    distribution = LLAMA_CPP
+    flash = ("-fa", "on")
 
     def get(self) -> str:
-        sources()
-        if not SERVER.exists():
-            print(f"building {SERVER}: some minutes", file=sys.stderr, flush=True)
-            for tool in ("cmake", "ninja", "c++"):
-                if subprocess.run(["which", tool], stdout=subprocess.DEVNULL).returncode:
-                    raise Unavailable(f"{tool} is missing: apt-get install cmake ninja-build g++")
-            build = str(FOLDER / "build")
-            run(["cmake", "-B", build, "-G", "Ninja", "-S", str(SOURCES), *OPTIONS], "cmake")
-            run(["cmake", "--build", build, "--target", "llama-server"], "the build")
-        said = subprocess.run([str(SERVER), "--version"], capture_output=True, text=True)
+        said = subprocess.run([str(self.distribution.built("llama-server")), "--version"], capture_output=True, text=True)
         number = next((line for line in (said.stderr + said.stdout).splitlines() if line.startswith("version")), "")
-        return f"llama-cpp-python {VERSION}, {number}".rstrip(", ")
+        return f"{self.distribution.package} {self.distribution.version}, {number}".rstrip(", ")
 
-    def convert(self, model: Path) -> Path:
-        return gguf(model, "bf16")
+    def convert(self, model: Path, weights: str) -> Path:
+        return gguf(model, weights)
 
     @contextlib.contextmanager
     def start(self, model: Path, setup: Setup) -> Iterator[Running]:
@@ -82,9 +107,15 @@ class LlamaCpp:
             port = free.getsockname()[1]
         threads, streams = str(setup.threads), str(setup.streams)
         command = [
-            str(SERVER), "-m", str(model), "-t", threads, "-tb", threads, "-np", streams, "-c", str(setup.kv_tokens), "-cb", "-fa", "on",
-            "--port", str(port),
+            str(self.distribution.built("llama-server")), "-m", str(model), "-t", threads, "-tb", threads, "-np", streams,
+            "-c", str(setup.kv_tokens), "-cb", *self.flash, "--port", str(port),
         ]  # fmt: skip
         with pinned(command, setup) as process:
             process.wait(lambda: answers(f"http://127.0.0.1:{port}/health"))
-            yield Served(process, f"http://127.0.0.1:{port}", "/health", "bf16 weights, -fa on")
+            yield Served(process, f"http://127.0.0.1:{port}", "/health", f"{model.suffixes[-2]} weights, -fa on")
+
+
+class IkLlama(LlamaCpp):
+    name = "ik_llama.cpp"
+    distribution = IK_LLAMA
+    flash = ("-fa",)

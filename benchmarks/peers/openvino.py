@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from peers import llama_cpp
-from peers.peer import CACHE, Running, Setup, environment, module, paths
+from peers.peer import CACHE, Running, Setup, environment, module, only_bf16, paths
 from peers.process import InProcess, pinned
 
 VERSION: Final = "2026.4.1.0"
@@ -22,7 +22,8 @@ class OpenVino:
         self._python = environment(CACHE / f"openvino-genai-{VERSION}", ["install", f"openvino-genai=={VERSION}"])
         return f"openvino-genai {VERSION}, in process"
 
-    def convert(self, model: Path) -> Path:
+    def convert(self, model: Path, weights: str) -> Path:
+        only_bf16(weights)
         return llama_cpp.gguf(model, "f16")  # it reads no bf16 from GGUF
 
     @contextlib.contextmanager

@@ -73,11 +73,18 @@ class Peer(Protocol):
     def get(self) -> str:
         """Install what is not there yet, into CACHE; its version. Raises Unavailable."""
 
-    def convert(self, model: Path) -> Path:
-        """The model in the peer's form, from a folder with safetensors; made once. Raises Unavailable."""
+    def convert(self, model: Path, weights: str) -> Path:
+        """The model in the peer's form, from a folder with bfloat16 safetensors; made once. `weights`: bf16, or a type of GGUF's. Raises
+        Unavailable."""
 
     def start(self, model: Path, setup: Setup) -> AbstractContextManager[Running]:
         """Load what `convert` returned and be ready. Raises Unavailable."""
+
+
+def only_bf16(weights: str) -> None:
+    """Raises Unavailable for any other kind of weights."""
+    if weights != "bf16":
+        raise Unavailable(f"{weights} weights: it is measured with bf16 alone")
 
 
 def run(command: list[str], what: str, **options: object) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from peers.peer import Running, Setup, module, paths
+from peers.peer import Running, Setup, module, only_bf16, paths
 from peers.process import InProcess, pinned
 
 
@@ -18,7 +18,8 @@ class Transformers:
     def get(self) -> str:
         return f"transformers {version('transformers')}, torch {version('torch')}, in process"
 
-    def convert(self, model: Path) -> Path:
+    def convert(self, model: Path, weights: str) -> Path:
+        only_bf16(weights)
         return model
 
     @contextlib.contextmanager

