@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from banyan_runtime.model.packing import Packing
+from banyan_runtime.models.quantization import Packing
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from banyan_runtime.errors import ModelError
 from banyan_runtime.hub.files import read_object, shown
-from banyan_runtime.model.packing import packing
+from banyan_runtime.models.quantization import packing
 from banyan_runtime.models import (
     cohere,
     ernie,

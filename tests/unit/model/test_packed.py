@@ -21,7 +21,7 @@ from banyan_runtime.hub import cli
 from banyan_runtime.hub.inspect import inspect
 from banyan_runtime.model import device, loader, packed
 from banyan_runtime.model.blocks import Blocks, Parameter, dequantize
-from banyan_runtime.model.packing import Grouped, Scaled, packing
+from banyan_runtime.models.quantization import Grouped, Scaled, packing
 from banyan_runtime.models import registry
 from tests.support.models import packings
 from tests.support.models.driver import Driver, Request
