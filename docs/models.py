@@ -1,5 +1,5 @@
-"""Writes the table of families in docs/models.md: `python docs/models.py`; with `--check` it only tells if the table is out of date, or has a
-row that no test names.
+"""Writes the table of families in docs/models.md: `python docs/models.py`; with `--check` it only tells if the table is out of date or
+names a family that no test compares.
 """
 
 from __future__ import annotations

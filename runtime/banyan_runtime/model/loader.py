@@ -26,9 +26,9 @@ from banyan_runtime.model import blocks, reading
 from banyan_runtime.model import device as devices
 from banyan_runtime.model.blocks import BlockKind, Blocks, Parameter
 from banyan_runtime.model.packed import PackedSafetensors
-from banyan_runtime.models.quantization import Packing
 from banyan_runtime.model.reading import Wanted
 from banyan_runtime.model.stored import GgufFile, Safetensors, Source
+from banyan_runtime.models.quantization import Packing
 from banyan_runtime.models.weight_map import COMPUTED, WeightMap, WeightSlice
 
 Progress = Callable[[str, int, str], None]

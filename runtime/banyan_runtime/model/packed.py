@@ -21,9 +21,9 @@ from banyan_runtime.errors import ModelError
 from banyan_runtime.hub.files import shown
 from banyan_runtime.model import blocks
 from banyan_runtime.model.blocks import BlockKind, Blocks, Floats
-from banyan_runtime.models.quantization import Grouped, Packing, Scaled
 from banyan_runtime.model.reading import Span
 from banyan_runtime.model.stored import Safetensors, Stored, changed
+from banyan_runtime.models.quantization import Grouped, Packing, Scaled
 
 _BLOCKS: Final[dict[int, BlockKind]] = {4: "Q4_1", 8: "Q8_0"}
 _IN_ORDER: Final = {bits: np.arange(0, 32, bits, dtype=np.uint32) for bits in _BLOCKS}  # where the bits of neighbours stand

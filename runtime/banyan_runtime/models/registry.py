@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from banyan_runtime.errors import ModelError
 from banyan_runtime.hub.files import read_object, shown
-from banyan_runtime.models.quantization import packing
 from banyan_runtime.models import (
     cohere,
     ernie,
@@ -31,6 +30,7 @@ from banyan_runtime.models import (
 from banyan_runtime.models.config import DecoderSpec
 from banyan_runtime.models.family import Family
 from banyan_runtime.models.hf_config import HfConfig, bare
+from banyan_runtime.models.quantization import packing
 from banyan_runtime.models.weight_map import WeightMap, weight_map
 
 _FILES: Final = (llama, mistral, qwen, phi, granite, smollm, olmo, seed_oss, exaone, glm, cohere, starcoder, ernie, hunyuan, gemma)

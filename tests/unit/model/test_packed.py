@@ -21,8 +21,8 @@ from banyan_runtime.hub import cli
 from banyan_runtime.hub.inspect import inspect
 from banyan_runtime.model import device, loader, packed
 from banyan_runtime.model.blocks import Blocks, Parameter, dequantize
-from banyan_runtime.models.quantization import Grouped, Scaled, packing
 from banyan_runtime.models import registry
+from banyan_runtime.models.quantization import Grouped, Scaled, packing
 from tests.support.models import packings
 from tests.support.models.driver import Driver, Request
 from tests.support.models.tiny import FAMILIES, VISION, VOCAB, gate, make
