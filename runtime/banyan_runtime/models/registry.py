@@ -68,8 +68,10 @@ def parse(config: Mapping[str, Any], where: str = "config.json") -> DecoderSpec:
     named = values.get("model_type")
     family = _family(architecture, named if isinstance(named, str) else None)
     reader = HfConfig(values, f"{where}: {text_key}" if text_key else where, family.defaults)
-    if values.get("is_causal") is False or values.get("use_bidirectional_attention") in (True, "all"):
-        raise reader.error("attention to later tokens (is_causal, use_bidirectional_attention) is not supported")
+    if values.get("is_causal") is False:
+        raise reader.error("is_causal=false is not supported; a served model attends to earlier tokens alone")
+    if values.get("use_bidirectional_attention") in (True, "all"):
+        raise reader.error("use_bidirectional_attention is not supported; a served model attends to earlier tokens alone")
     dtype = reader.text("dtype") or reader.text("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
     headless = architecture not in FAMILIES
     spec = family.spec(reader)

@@ -210,6 +210,11 @@ FAMILIES |= {
     "gemma3-tower": ("Gemma3ForConditionalGeneration", FAMILIES["gemma3"][1]),
     "gemma4-tower": ("Gemma4ForConditionalGeneration", FAMILIES["gemma4-shared"][1] | {"pad_token_id": 0}),
 }  # fmt: skip
+MECHANISMS: Final = (
+    "llama3-rope", "qwen3", "mistral-window", "ministral3", "phi3-longrope", "granite", "smollm3", "olmo3", "glm4", "cohere2", "starcoder2",
+    "hunyuan", "gemma2", "gemma4-shared", "qwen3-vl",
+)  # fmt: skip
+"""One family for each thing that a spec can say; the gate compares these."""
 WIDE = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "initializer_range": 0.05}
 """Changes that bring a model to a real one's widths, where rounding depends on the number of rows if one lets it."""
 HERE: Final = [variant.name for variant in variants.usable(host.instruction_sets())]
