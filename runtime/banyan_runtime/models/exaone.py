@@ -14,8 +14,8 @@ def spec(config: HfConfig) -> DecoderSpec:
     attention = replace(config.attention(kv_heads=32), qk_norm="head")
     rope = config.rope(attention.head_dim)
     full = replace(attention, rope=rope if window is None else None)
-    pattern = config.values.get("sliding_window_pattern", 4)
-    every = pattern if isinstance(pattern, int) else len(pattern)  # "LLLG": three local layers, one global
+    pattern = config.values.get("sliding_window_pattern")
+    every = len(pattern) if isinstance(pattern, str) else config.size("sliding_window_pattern", 4)  # "LLLG": three local layers, one global
     kinds = config.every_nth_full(every) if window else ("full_attention",) * config.layers
     layers = tuple(
         Layer(replace(attention, rope=rope, window=window) if kind == "sliding_attention" else full, config.mlp(), "post") for kind in kinds

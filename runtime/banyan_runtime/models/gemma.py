@@ -26,7 +26,8 @@ def gemma3(config: HfConfig) -> DecoderSpec:
     sliding = config.rope(attention.head_dim, kind="sliding_attention", key="rope_local_base_freq")
     kinds = config.every_nth_full(config.size("sliding_window_pattern", 6))
     window = config.size("sliding_window", 4096)
-    return _spec(config, replace(attention, rope=full), replace(attention, rope=sliding, window=window), kinds)
+    decoder = _spec(config, replace(attention, rope=full), replace(attention, rope=sliding, window=window), kinds)
+    return replace(decoder, context_len=config.size("max_position_embeddings"))  # the factor of the full layers' rope is in it
 
 
 def gemma4(config: HfConfig) -> DecoderSpec:

@@ -201,7 +201,7 @@ class HfConfig:
             return self._number(settings.get(key), key, "rope ")
 
         match name:
-            case "default" | "dynamic":  # dynamic changes nothing up to max_position_embeddings
+            case "default" | "mrope" | "dynamic":  # dynamic changes nothing up to max_position_embeddings; mrope nothing for text
                 return PlainRope()
             case "linear":
                 return LinearRope(value("factor"))
