@@ -213,14 +213,12 @@ def test_threads_that_cannot_be_had_are_no_end_of_the_process() -> None:
     program += "from banyan_runtime.model.native import loading\n"
     program += "from banyan_runtime.model.native.library import PULSE, Spec\n"
     program += "library, pulse = loading.load(), PULSE(lambda: None)\n"
-    program += (
-        "about = Spec(vocabulary=64, hidden=16, inner=16, layers=1, heads=1, kv_heads=1, head_dim=16, tied=1, threads=200, eps=1e-6)\n"
-    )
+    program += "about = Spec(vocabulary=64, hidden=16, tied=1, threads=200, eps=1e-6)\n"
     program += "used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
     program += "resource.setrlimit(resource.RLIMIT_AS, (used + (300 << 20),) * 2)\n"
-    program += "print(library.create(ctypes.byref(about), pulse))\n"
+    program += "print(library.create(ctypes.byref(about), None, pulse))\n"
     program += "about.threads = 2\n"
-    program += "print(bool(library.create(ctypes.byref(about), pulse)))\n"
+    program += "print(bool(library.create(ctypes.byref(about), None, pulse)))\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["None", "True"], done.stderr
 

@@ -19,7 +19,7 @@ from banyan_runtime.model import blocks, host, loader
 from banyan_runtime.model.blocks import SIZES, BlockKind, Blocks, dequantize
 from banyan_runtime.model.native import loading, variants
 from banyan_runtime.model.native.forward import _BLOCK_KINDS, NativeForward
-from banyan_runtime.model.native.library import PULSE, Kind, Library, Place, Spec
+from banyan_runtime.model.native.library import PULSE, Kind, Library, Spec
 from banyan_runtime.model.native.library import Step as NativeStep
 from banyan_runtime.models import registry
 from tests.support.models import ggufs
@@ -52,16 +52,15 @@ class Lone:
         self.outputs = sum(len(values(part)) for part in parts)
         self.width = values(parts[0]).shape[1]
         about = Spec(
-            vocabulary=self.outputs, hidden=self.width, inner=8, layers=0, heads=1, kv_heads=1, head_dim=8, tied=1, half_cache=0,
-            threads=threads, eps=1e-6,
+            vocabulary=self.outputs, hidden=self.width, tied=1, threads=threads, eps=1e-6, embed_scale=1.0, logit_scale=1.0,
         )  # fmt: skip
-        self.decoder = library.create(ctypes.byref(about), NO_PULSE)
+        self.decoder = library.create(ctypes.byref(about), None, NO_PULSE)
         norm = np.ones(self.width, np.float32)
-        library.vector(self.decoder, 0, Place.NORM, norm.ctypes.data, self.width)
+        library.vector(self.decoder, -1, b"norm", norm.ctypes.data, self.width)
         for part in parts:
             kind, data = (_BLOCK_KINDS[part.kind], part.data) if isinstance(part, Blocks) else (Kind.F32, part)
             rows = len(values(part))
-            assert library.matrix(self.decoder, 0, Place.EMBED, kind, data.ctypes.data, rows, self.width)
+            assert library.matrix(self.decoder, -1, b"embed", kind, data.ctypes.data, rows, self.width)
 
     def __del__(self) -> None:
         self.library.destroy(self.decoder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,14 @@ from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.forward import Picked
 from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.native import build, loading
-from banyan_runtime.model.native.library import PULSE, Draws, Kind, Library, Place, Spec
+from banyan_runtime.model.native.library import PULSE, Activation, Draws, Kind, LayerSpec, Library, Spec
 from banyan_runtime.model.native.library import Step as NativeStep
 from banyan_runtime.model.pool import cell_bytes
 from banyan_runtime.model.post import Arriving
-from banyan_runtime.model.rope import rotations
+from banyan_runtime.model.rope import growth, rotations
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.models.config import Feature
+from banyan_runtime.models import config as models
+from banyan_runtime.models.config import DecoderSpec, Feature
 from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TokenMask
 
 log = logging.getLogger("banyan")
@@ -34,21 +35,11 @@ _KINDS: Final = {torch.float32: Kind.F32, torch.bfloat16: Kind.BF16}
 _BLOCK_KINDS: Final[dict[BlockKind, Kind]] = {
     "Q8_0": Kind.Q8_0, "Q4_0": Kind.Q4_0, "Q4_1": Kind.Q4_1, "Q4_K": Kind.Q4_K, "Q6_K": Kind.Q6_K,
 }  # fmt: skip
-_PER_LAYER: Final = {
-    "input_norm": Place.INPUT_NORM,
-    "qkv": Place.QKV,
-    "qkv_bias": Place.QKV_BIAS,
-    "q_norm": Place.Q_NORM,
-    "k_norm": Place.K_NORM,
-    "out": Place.OUT,
-    "out_bias": Place.OUT_BIAS,
-    "mlp_norm": Place.MLP_NORM,
-    "down": Place.DOWN,
-    "down_bias": Place.DOWN_BIAS,
-}
+_ACTIVATIONS: Final[dict[models.Activation, Activation]] = {"silu": Activation.SILU, "gelu_tanh": Activation.GELU_TANH}
 _KEPT_LOGITS: Final = 1 << 24  # numbers: 64 MB, more than decoding takes
-_ONE_PART: Final = frozenset({Place.EMBED, Place.HEAD, Place.GATE, Place.UP})
-_HALVES: Final = {"gate_up": (Place.GATE, Place.UP), "gate_up_bias": (Place.GATE_BIAS, Place.UP_BIAS)}
+_ONE_PART: Final = frozenset({"embed", "head", "gate", "up", "inputs_gate"})
+_HALVES: Final = {"gate_up": ("gate", "up"), "gate_up_bias": ("gate_bias", "up_bias")}
+_MODEL: Final = -1  # index of the layer of parameters that are no layer's
 
 
 class NativeModel:
@@ -58,7 +49,7 @@ class NativeModel:
     own_attention = True
     takes_blocks = True
     torch_threads = False
-    implements = frozenset[Feature]()
+    implements = frozenset[Feature](get_args(Feature))
     fast_bf16 = True
 
     @staticmethod
@@ -81,18 +72,10 @@ class NativeModel:
         log.info("The native runner computes, in %d threads (%s).", host.cores(), self._library.name)
         self.pulse = pulse
         self._pulse = PULSE(pulse)  # the library calls it as long as it lives
-        spec = choice.spec
-        attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
-        about = Spec(
-            vocabulary=spec.vocab_size, hidden=spec.hidden_size, inner=mlp.inner, layers=len(spec.layers), heads=attention.heads,
-            kv_heads=attention.kv_heads, head_dim=attention.head_dim, tied=spec.tied, half_cache=choice.dtype == torch.bfloat16,
-            threads=host.cores(), eps=spec.norm.eps,
-        )  # fmt: skip
-        self._decoder = self._library.create(ctypes.byref(about), self._pulse)
+        layers = [_layer(choice.spec, layer) for layer in choice.spec.layers]
+        self._decoder = self._library.create(ctypes.byref(_model(choice)), (LayerSpec * len(layers))(*layers), self._pulse)
         if not self._decoder:
             raise _no_memory()
-        for layer, window in enumerate(spec.windows):
-            self._library.window(self._decoder, layer, window or 0)
         self.weights_bytes = blocks.nbytes(parameters.values())
         for name in list(parameters):
             self._take(name, parameters.pop(name))
@@ -110,32 +93,61 @@ class NativeModel:
         return NativeForward(self, self._library, self._decoder, self._choice, kv_bytes)
 
     def _take(self, name: str, value: Parameter) -> None:
-        layer, places = 0, tuple[Place, ...]()
-        if name in ("embed", "head", "norm"):
-            places = (Place[name.upper()],)
-        else:
+        layer, part = _MODEL, name
+        if name.startswith("layers."):
             _, index, part = name.split(".")
-            layer, places = int(index), _HALVES.get(part) or (_PER_LAYER[part],)
-        for place, parts in zip(places, _cut(value, len(places)), strict=True):
+            layer = int(index)
+        names = _HALVES.get(part, (part,))
+        for half, parts in zip(names, _cut(value, len(names)), strict=True):
             # The library finds an output of these by its panel alone, and parts begin panels of their own.
-            assert len(parts) == 1 or place not in _ONE_PART, (name, len(parts))
+            assert len(parts) == 1 or half not in _ONE_PART, (name, len(parts))
             for part_of_it in parts:
-                self._put(layer, place, part_of_it)
+                self._put(layer, half, part_of_it)
 
-    def _put(self, layer: int, place: Place, value: Blocks | Tensor) -> None:
+    def _put(self, layer: int, name: str, value: Blocks | Tensor) -> None:
         """A vector, or rows of a matrix, below those that are there."""
-        if isinstance(value, Blocks):
-            kind, at, rows, width = _BLOCK_KINDS[value.kind], value.data.ctypes.data, value.rows, value.columns
-        elif value.ndim == 1:
+        if not isinstance(value, Blocks) and value.ndim == 1:
             vector = value.float().contiguous()
-            if not self._library.vector(self._decoder, layer, place, vector.data_ptr(), len(vector)):
-                raise _no_memory()
-            return
+            taken = self._library.vector(self._decoder, layer, name.encode(), vector.data_ptr(), len(vector))
         else:
-            value = value.contiguous()
-            kind, at, (rows, width) = _KINDS[value.dtype], value.data_ptr(), value.shape
-        if not self._library.matrix(self._decoder, layer, place, kind, at, rows, width):
+            if isinstance(value, Blocks):
+                kind, at, rows, width = _BLOCK_KINDS[value.kind], value.data.ctypes.data, value.rows, value.columns
+            else:
+                value = value.contiguous()
+                kind, at, (rows, width) = _KINDS[value.dtype], value.data_ptr(), value.shape
+            taken = self._library.matrix(self._decoder, layer, name.encode(), kind, at, rows, width)
+        assert taken >= 0, f"the library has no parameter {name}"
+        if not taken:
             raise _no_memory()
+
+
+def _model(choice: Choice) -> Spec:
+    spec = choice.spec
+    inputs = spec.layer_inputs
+
+    def rounded(scale: float) -> float:
+        """Scales of embeddings are numbers of the model's dtype, as `layers.embedded` has them."""
+        return float(torch.tensor(scale, dtype=choice.dtype).item())
+
+    return Spec(
+        vocabulary=spec.vocab_size, hidden=spec.hidden_size, layers=len(spec.layers), ropes=len(spec.ropes), tied=spec.tied,
+        half_cache=choice.dtype == torch.bfloat16, threads=host.cores(), layer_norm=spec.norm.kind == "layer", eps=spec.norm.eps,
+        inputs=inputs.size if inputs else 0, inputs_activation=_ACTIVATIONS[inputs.activation] if inputs else 0,
+        embed_scale=rounded(spec.embed_scale), inputs_scale=rounded(inputs.size**0.5) if inputs else 1.0,
+        logit_scale=spec.logit_scale, logit_soft_cap=spec.logit_soft_cap or 0.0,
+    )  # fmt: skip
+
+
+def _layer(spec: DecoderSpec, layer: models.Layer) -> LayerSpec:
+    attention, mlp = layer.attention, layer.mlp
+    return LayerSpec(
+        heads=attention.heads, kv_heads=attention.kv_heads, head_dim=attention.head_dim, inner=mlp.inner, window=attention.window or 0,
+        rope=-1 if attention.rope is None else spec.ropes.index(attention.rope),
+        kv_layer=-1 if attention.kv_layer is None else attention.kv_layer,
+        row_norms=attention.qk_norm == "row", norm_after_rope=attention.norm_after_rope, value_is_key=attention.value_is_key,
+        value_norm=attention.value_norm, gated=mlp.gated, activation=_ACTIVATIONS[mlp.activation], scale=attention.scale,
+        soft_cap=attention.soft_cap or 0.0, residual_scale=layer.residual_scale,
+    )  # fmt: skip
 
 
 def _cut(value: Parameter, count: int) -> list[list[Blocks | Tensor]]:
@@ -169,10 +181,14 @@ class NativeForward:
         self._drawn: _Sampling | None = None  # of the last step that drew
 
     def reserve(self, rows: int, positions: int, latest: Tensor) -> None:
-        (rope,) = self._choice.spec.ropes
-        cosines, sines = rotations(rope, self._choice.context_len, range(positions))
-        if not self._library.reserve(self._decoder, rows, positions, cosines.data_ptr(), sines.data_ptr()):
+        if not self._library.reserve(self._decoder, rows, positions):
             raise _no_memory()
+        for index, rope in enumerate(self._choice.spec.ropes):
+            cosines, sines = rotations(rope, self._choice.context_len, range(positions))
+            factors = growth(rope, range(positions))
+            at = [None if table is None else table.data_ptr() for table in (cosines, sines, factors)]
+            if not self._library.rope(self._decoder, index, rope.dim, positions, *at):
+                raise _no_memory()
         self._kept = _Columns(rows)
 
     def replayed(self, step: Step, table: SlotTable) -> Tensor | None:
@@ -183,9 +199,11 @@ class NativeForward:
 
     def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:
         tokens = len(step.token_ids)
-        hidden = torch.empty(tokens, self._choice.spec.hidden_size)
+        spec = self._choice.spec
+        hidden = torch.empty(tokens, spec.hidden_size)
+        inputs = torch.empty(tokens, len(spec.layers), spec.layer_inputs.size) if spec.layer_inputs else None
         columns = self._kept if tokens <= self._kept.tokens else _Columns(tokens)
-        self._library.step(self._decoder, columns.filled(step, token_ids.data_ptr(), table), hidden.data_ptr())
+        self._library.step(self._decoder, columns.filled(step, token_ids.data_ptr(), table, inputs), hidden.data_ptr())
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -252,8 +270,8 @@ class _Columns:
         self._about = NativeStep(positions=positions, out_slots=out_slots, rows=rows, query_lens=query_lens, kv_lens=kv_lens)
         self._pointer = ctypes.pointer(self._about)
 
-    def filled(self, step: Step, token_ids: int, table: SlotTable) -> ctypes._Pointer[NativeStep]:
-        """With the token ids at that address. Valid until the next call."""
+    def filled(self, step: Step, token_ids: int, table: SlotTable, inputs: Tensor | None) -> ctypes._Pointer[NativeStep]:
+        """With the token ids at that address, and room for what layers add. Valid until the next call."""
         about, memory = self._about, self._memory
         tokens, sequences = len(step.token_ids), len(step.rows)
         memory[0, :tokens] = step.positions
@@ -263,6 +281,7 @@ class _Columns:
         memory[4, :sequences] = step.kv_lens
         about.tokens, about.sequences, about.token_ids = tokens, sequences, token_ids
         about.table, about.table_width = table.address, table.slots.shape[1]
+        about.inputs = None if inputs is None else inputs.data_ptr()
         return self._pointer
 
 

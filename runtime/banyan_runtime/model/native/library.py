@@ -9,28 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 
-class Place(IntEnum):
-    """Which parameter of a layer, or of the model; as in library.cpp."""
-
-    EMBED = 0
-    HEAD = 1
-    NORM = 2
-    INPUT_NORM = 3
-    QKV = 4
-    QKV_BIAS = 5
-    Q_NORM = 6
-    K_NORM = 7
-    OUT = 8
-    OUT_BIAS = 9
-    MLP_NORM = 10
-    GATE = 11
-    GATE_BIAS = 12
-    UP = 13
-    UP_BIAS = 14
-    DOWN = 15
-    DOWN_BIAS = 16
-
-
 class Kind(IntEnum):
     """How the numbers of a matrix are written; as in matrix.h."""
 
@@ -43,12 +21,33 @@ class Kind(IntEnum):
     Q6_K = 6
 
 
+class Activation(IntEnum):
+    """As in activations.h."""
+
+    SILU = 0
+    GELU_TANH = 1
+
+
 class Spec(c.Structure):
+    """A model; as in decoder.h."""
+
     _fields_ = [
         *((name, c.c_int32) for name in (
-            "vocabulary", "hidden", "inner", "layers", "heads", "kv_heads", "head_dim", "tied", "half_cache", "threads",
+            "vocabulary", "hidden", "layers", "ropes", "tied", "half_cache", "threads", "layer_norm", "inputs", "inputs_activation",
         )),
-        ("eps", c.c_float),
+        *((name, c.c_float) for name in ("eps", "embed_scale", "inputs_scale", "logit_scale", "logit_soft_cap")),
+    ]  # fmt: skip
+
+
+class LayerSpec(c.Structure):
+    """A layer; as in decoder.h."""
+
+    _fields_ = [
+        *((name, c.c_int32) for name in (
+            "heads", "kv_heads", "head_dim", "inner", "window", "rope", "kv_layer", "row_norms", "norm_after_rope", "value_is_key",
+            "value_norm", "gated", "activation",
+        )),
+        *((name, c.c_float) for name in ("scale", "soft_cap", "residual_scale")),
     ]  # fmt: skip
 
 
@@ -58,6 +57,7 @@ class Step(c.Structure):
         ("sequences", c.c_int32),
         *((name, c.c_void_p) for name in ("token_ids", "positions", "out_slots", "rows", "query_lens", "kv_lens", "table")),
         ("table_width", c.c_int64),
+        ("inputs", c.c_void_p),
     ]
 
 
@@ -70,13 +70,13 @@ _Decoder = c.c_void_p
 _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {  # what it gives, what it takes
     "banyan_lanes": (c.c_int32,),
     "banyan_check": (c.c_char_p,),
-    "banyan_create": (_Decoder, c.POINTER(Spec), PULSE),
+    "banyan_create": (_Decoder, c.POINTER(Spec), c.POINTER(LayerSpec), PULSE),
     "banyan_destroy": (None, _Decoder),
-    "banyan_matrix": (c.c_int32, _Decoder, c.c_int32, c.c_int32, c.c_int32, c.c_void_p, c.c_int64, c.c_int64),
-    "banyan_vector": (c.c_int32, _Decoder, c.c_int32, c.c_int32, c.c_void_p, c.c_int64),
-    "banyan_window": (None, _Decoder, c.c_int32, c.c_int32),
+    "banyan_matrix": (c.c_int32, _Decoder, c.c_int32, c.c_char_p, c.c_int32, c.c_void_p, c.c_int64, c.c_int64),
+    "banyan_vector": (c.c_int32, _Decoder, c.c_int32, c.c_char_p, c.c_void_p, c.c_int64),
     "banyan_cache": (c.c_int32, _Decoder, c.c_int64),
-    "banyan_reserve": (c.c_int32, _Decoder, c.c_int32, c.c_int64, c.c_void_p, c.c_void_p),
+    "banyan_reserve": (c.c_int32, _Decoder, c.c_int32, c.c_int64),
+    "banyan_rope": (c.c_int32, _Decoder, c.c_int32, c.c_int32, c.c_int64, c.c_void_p, c.c_void_p, c.c_void_p),
     "banyan_weights_bytes": (c.c_int64, _Decoder),
     "banyan_step": (None, _Decoder, c.POINTER(Step), c.c_void_p),
     "banyan_normed": (None, _Decoder, c.c_void_p, c.c_int32, c.c_void_p),

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cache.h"
 #include "chunk.h"
 #include "memory.h"
 #include "simd.h"
@@ -17,65 +18,19 @@ constexpr int AHEAD = 24;       // keys that are fetched while earlier ones are 
 constexpr int FEW_ROWS = 8;    // read keys and values where they lie: to copy them as floats would cost more than the products
 constexpr int TILE_ROWS = 64;  // queries times the heads that share their keys
 
-constexpr int TOGETHER = 256;  // slots whose cells of all layers are neighbours
-
-// Keys and values of every layer: [slots / TOGETHER][layers][kv_heads][TOGETHER][key, value][head_dim], as float or bfloat16. A key lies
-// beside its value, since they are read together and from places that nobody can guess. What no text has reached yet takes no memory:
-// were all slots of a layer neighbours, the first token would touch a huge page for each layer and head.
-struct Cache {
-    int layers = 0, kv_heads = 0, head_dim = 0;
-    bool half = false;  // bfloat16
-    Block<uint16_t> halves;
-    Block<float> floats;
-
-    void make(int layer_count, int64_t slots) {
-        layers = layer_count;
-        const size_t cells = (size_t)2 * layers * kv_heads * ((slots + TOGETHER - 1) / TOGETHER * TOGETHER) * head_dim;
-        if (half)
-            halves = Block<uint16_t>(cells, Pages::huge);
-        else
-            floats = Block<float>(cells, Pages::huge);
-    }
-    int64_t cell(int layer, int head, int64_t slot) const {
-        const uint64_t at = slot, run = (at / TOGETHER * layers + layer) * kv_heads + head;
-        return (run * TOGETHER + at % TOGETHER) * 2 * head_dim;
-    }
-
-    // A key and its value. Values are made finite, since the weight 0 of one that a query must not see would not undo a NaN; the key is
-    // made NaN instead, so that whoever does see it fails.
-    void put(int layer, int head, int64_t slot, const float *key, const float *value) const {
-        const int64_t k = cell(layer, head, slot), v = k + head_dim;
-        for (int i = 0; i < head_dim; i++) {
-            const float kept = half ? widen(narrow(value[i])) : value[i];  // what is rounded may become infinite
-            const float mark = kept - kept, sound = mark == 0 ? kept : 0.0f;
-            if (half)
-                halves[k + i] = narrow(key[i] + mark), halves[v + i] = narrow(sound);
-            else
-                floats[k + i] = key[i] + mark, floats[v + i] = sound;
-        }
-    }
-
-    // Into the processor's cache.
-    void fetch(int layer, int head, int64_t slot) const {
-        const int64_t at = cell(layer, head, slot);
-        const char *from = half ? (const char *)(halves.get() + at) : (const char *)(floats.get() + at);
-        for (int i = 0; i < 2 * head_dim * (half ? 2 : 4); i += 64) __builtin_prefetch(from + i);
-    }
-
-    // One of them as floats; `to` has room for whole registers, zeros beyond head_dim stay.
-    void get(int64_t from, float *to) const {
-        int i = 0;
-        for (; i + LANES <= head_dim; i += LANES) store(to + i, half ? widen(halves.get() + from + i) : load(floats.get() + from + i));
-        for (; i < head_dim; i++) to[i] = half ? widen(halves[from + i]) : floats[from + i];
-    }
-};
-
 // Some queries of one sequence that follow one another.
 struct Span {
     const int32_t *slots;  // of the sequence's positions
     int token;             // first query, index among the rows at hand
     int queries;
     int position;  // of the first query
+};
+
+// How a layer's queries meet keys.
+struct Scoring {
+    float scale;         // of the products
+    float soft_cap = 0;  // scores become soft_cap * tanh(score / soft_cap); 0: they stay
+    int window = 0;      // positions a query sees, its own included; 0: all
 };
 
 // What queries have got from some of their keys.
@@ -89,7 +44,7 @@ class Attention {
   public:
     Attention(int heads, int kv_heads, int head_dim)
         : group(heads / kv_heads), dim(head_dim), padded((head_dim + LANES - 1) / LANES * LANES),
-          queries_per_tile(group >= TILE_ROWS ? 1 : TILE_ROWS / group), rows(queries_per_tile * group), scale(1.0f / std::sqrt((float)head_dim)),
+          queries_per_tile(group >= TILE_ROWS ? 1 : TILE_ROWS / group), rows(queries_per_tile * group),
           scratch(size_t(rows) * (3 * padded + CHUNK + 4) + 2 * CHUNK * padded, Pages::small) {
         float *at = scratch.get();
         auto take = [&](size_t count) { return std::exchange(at, at + count); };
@@ -104,20 +59,20 @@ class Attention {
 
     static int segments(const Span &span) { return (span.position + span.queries - 1) / SEGMENT + 1; }
 
-    // All of a span's segments: q and out [tokens][q_stride or out_stride], of heads head * group and up.
-    void whole(const Cache &cache, int layer, int head, const Span &span, int window, const float *q, int64_t q_stride, float *out, int64_t out_stride) {
-        take_queries(span, head, q, q_stride);
+    // All of a span's segments, with the cells of a head of keys: q and out [tokens][q_stride or out_stride], of heads head * group and up.
+    void whole(const Cells &cells, int head, const Span &span, const Scoring &scoring, const float *q, int64_t q_stride, float *out, int64_t out_stride) {
+        take_queries(span, head, scoring.scale, q, q_stride);
         for (int segment = 0; segment < segments(span); segment++) {
-            if (!one(cache, layer, head, span, window, segment, part)) continue;
+            if (!one(cells, span, scoring, segment, part)) continue;
             join(span, part);
         }
         give(span, head, out, out_stride);
     }
 
     // One segment of a span, into memory of `gained_floats`.
-    void segment(const Cache &cache, int layer, int head, const Span &span, int window, int segment, const float *q, int64_t q_stride, float *to) {
-        take_queries(span, head, q, q_stride);
-        one(cache, layer, head, span, window, segment, gained(to));
+    void segment(const Cells &cells, int head, const Span &span, const Scoring &scoring, int segment, const float *q, int64_t q_stride, float *to) {
+        take_queries(span, head, scoring.scale, q, q_stride);
+        one(cells, span, scoring, segment, gained(to));
     }
 
     // The same as `whole`, from segments that were computed apart.
@@ -134,7 +89,7 @@ class Attention {
         for (int r = 0; r < span.queries * group; r++) total.highest[r] = -INFINITY, total.mass[r] = 0;
     }
 
-    void take_queries(const Span &span, int head, const float *q, int64_t stride) {
+    void take_queries(const Span &span, int head, float scale, const float *q, int64_t stride) {
         for (int r = 0; r < span.queries * group; r++) {
             const float *from = q + (span.token + r / group) * stride + (head * group + r % group) * dim;
             for (int i = 0; i < dim; i++) query[r * padded + i] = from[i] * scale;
@@ -143,8 +98,8 @@ class Attention {
     }
 
     // The keys of a segment that the span sees; false if there are none.
-    bool one(const Cache &cache, int layer, int head, const Span &span, int window, int segment, Gained to) {
-        const int count = span.queries * group, last = span.position + span.queries;
+    bool one(const Cells &cells, const Span &span, const Scoring &scoring, int segment, Gained to) {
+        const int count = span.queries * group, last = span.position + span.queries, window = scoring.window;
         const int first_seen = window ? (span.position - window + 1 > 0 ? span.position - window + 1 : 0) : 0;
         for (int r = 0; r < count; r++) to.highest[r] = -INFINITY, to.mass[r] = 0;
         bool any = false;
@@ -152,40 +107,45 @@ class Attention {
             if (start + CHUNK <= first_seen) continue;
             if (!any) {
                 std::memset(to.values, 0, sizeof(float) * count * padded);
-                for (int j = start; j < last && j < start + AHEAD; j++) cache.fetch(layer, head, span.slots[j]);
+                for (int j = start; j < last && j < start + AHEAD; j++) cells.fetch(span.slots[j]);
             }
             any = true;
             const int here = last - start < CHUNK ? last - start : CHUNK;
             const int32_t *slots = span.slots + start;
             auto ahead = [&](int j, int count) {  // slots of a text may lie anywhere, so the hardware cannot know which comes next
-                for (int n = j + AHEAD; n < j + AHEAD + count && start + n < last; n++) cache.fetch(layer, head, slots[n]);
+                for (int n = j + AHEAD; n < j + AHEAD + count && start + n < last; n++) cells.fetch(slots[n]);
             };
-            auto meet = [&](const auto *const *cells, auto fetch) {
-                using Meeting = Chunk<std::decay_t<decltype(**cells)>>;
-                Meeting::score(query, count, padded, cells, here, scores, fetch);
+            auto meet = [&](const auto *const *pairs, auto fetch) {
+                using Meeting = Chunk<std::decay_t<decltype(**pairs)>>;
+                Meeting::score(query, count, padded, pairs, here, scores, fetch);
+                if (scoring.soft_cap) cap(count, scoring.soft_cap);
                 for (int r = 0; r < count; r++) weigh(r, span.position + r / group, window, start, to);
-                Meeting::add(scores, count, padded, cells, here, to.values);
+                Meeting::add(scores, count, padded, pairs, here, to.values);
             };
             auto lying = [&](const auto *pool) {
-                decltype(pool) cells[CHUNK];
-                for (int j = 0; j < CHUNK; j++) cells[j] = pool + cache.cell(layer, head, slots[j < here ? j : 0]);
-                meet(cells, ahead);
+                decltype(pool) pairs[CHUNK];
+                for (int j = 0; j < CHUNK; j++) pairs[j] = pool + cells.at(slots[j < here ? j : 0]);
+                meet(pairs, ahead);
             };
             if (count <= FEW_ROWS && padded == dim) {
-                cache.half ? lying((const uint16_t *)cache.halves.get()) : lying((const float *)cache.floats.get());
+                cells.halves ? lying((const uint16_t *)cells.halves) : lying((const float *)cells.floats);
                 continue;
             }
-            const float *cells[CHUNK];
-            for (int j = 0; j < CHUNK; j++) cells[j] = copies + j * 2 * padded;  // behind the last position what is left over from earlier
+            const float *pairs[CHUNK];
+            for (int j = 0; j < CHUNK; j++) pairs[j] = copies + j * 2 * padded;  // behind the last position what is left over from earlier
             for (int j = 0; j < here; j++) {
                 ahead(j, 1);
-                const int64_t at = cache.cell(layer, head, slots[j]);
-                cache.get(at, copies + j * 2 * padded);
-                cache.get(at + dim, copies + (j * 2 + 1) * padded);
+                const int64_t at = cells.at(slots[j]);
+                cells.get(at, copies + j * 2 * padded);
+                cells.get(at + dim, copies + (j * 2 + 1) * padded);
             }
-            meet(cells, [](int, int) {});
+            meet(pairs, [](int, int) {});
         }
         return any;
+    }
+
+    void cap(int rows, float most) {
+        map(scores, (int64_t)rows * CHUNK, [=](F score) { return splat(most) * tangent(score / splat(most)); });
     }
 
     // Scores to weights, relative to the largest score so far.
@@ -241,7 +201,6 @@ class Attention {
         }
     }
 
-    const float scale;
     Block<float> scratch;
     float *query, *scores, *copies;  // copies [CHUNK][key, value][padded]
     Gained total, part;

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "activations.h"
 #include "attention.h"
 #include "matrix.h"
 #include "sampler.h"
@@ -35,6 +36,16 @@ inline bool exponentials() {
     for (float x : {NAN, broken})
         if (!std::isnan(exponential(splat(x))[0])) return false;
     return exponential(splat(0))[0] == 1 && exponential(splat(-INFINITY))[0] == 0;
+}
+
+inline bool curves() {
+    for (float x : {0.0f, 1e-4f, -0.3f, 0.62f, -0.63f, 1.7f, -4.0f, 30.0f}) {
+        const double wanted = std::tanh((double)x), gelu = x / 2 * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+        if (!near(tangent(splat(x))[LANES - 1], wanted, std::fabs(wanted))) return false;
+        if (!near(gelu_tanh(splat(x))[LANES - 1], gelu, std::fabs(x)) || !near(silu(splat(x))[0], x / (1 + std::exp(-(double)x)), std::fabs(x)))
+            return false;
+    }
+    return std::isnan(tangent(splat(NAN))[0]) && std::isnan(gelu_tanh(splat(NAN))[0]) && tangent(splat(-INFINITY))[0] == -1;
 }
 
 // A matrix as it comes to be packed, and its values.
@@ -188,12 +199,14 @@ inline bool products(const Weights &weights) {
 }
 
 // A query alone is one of few rows, with others before it one of many: both must be right, and have the same bits.
-inline bool attends(bool half, int dim) {
+inline bool attends(bool half, int dim, float cap) {
     constexpr int HEADS = 3, KEYS = SEGMENT + CHUNK + 9, QUERIES = 4;
     Numbers next;
-    Cache cache;
-    cache.kv_heads = 1, cache.head_dim = dim, cache.half = half;
-    cache.make(1, KEYS);
+    Cache cache(half);
+    cache.add(1, dim);
+    cache.make(KEYS);
+    const Cells cells = cache.cells(0, 0);
+    const Scoring scoring{1 / std::sqrt((float)dim), cap};
     const int width = HEADS * dim;
     std::vector<float> keys(KEYS * dim), values(KEYS * dim), query(QUERIES * width), out(width), outs(QUERIES * width);
     std::vector<int32_t> slots(KEYS);
@@ -201,12 +214,12 @@ inline bool attends(bool half, int dim) {
     for (int j = 0; j < KEYS; j++) {
         slots[j] = KEYS - 1 - j;
         for (int i = 0; i < dim; i++) keys[j * dim + i] = widen(narrow(next())), values[j * dim + i] = widen(narrow(next()));
-        cache.put(0, 0, slots[j], &keys[j * dim], &values[j * dim]);
+        cells.put(slots[j], &keys[j * dim], &values[j * dim]);
     }
     Attention attention(HEADS, 1, dim);
     const float *last = query.data() + (QUERIES - 1) * width;
-    attention.whole(cache, 0, 0, {slots.data(), 0, 1, KEYS - 1}, 0, last, width, out.data(), width);
-    attention.whole(cache, 0, 0, {slots.data(), 0, QUERIES, KEYS - QUERIES}, 0, query.data(), width, outs.data(), width);
+    attention.whole(cells, 0, {slots.data(), 0, 1, KEYS - 1}, scoring, last, width, out.data(), width);
+    attention.whole(cells, 0, {slots.data(), 0, QUERIES, KEYS - QUERIES}, scoring, query.data(), width, outs.data(), width);
     if (std::memcmp(out.data(), outs.data() + (QUERIES - 1) * width, width * sizeof(float))) return false;
     for (int h = 0; h < HEADS; h++) {
         std::vector<double> weight(KEYS);
@@ -214,7 +227,8 @@ inline bool attends(bool half, int dim) {
         for (int j = 0; j < KEYS; j++) {
             double score = 0;
             for (int i = 0; i < dim; i++) score += (double)last[h * dim + i] * keys[j * dim + i];
-            mass += weight[j] = std::exp(score / std::sqrt((double)dim));
+            score *= scoring.scale;
+            mass += weight[j] = std::exp(cap ? cap * std::tanh(score / cap) : score);
         }
         for (int i = 0; i < dim; i++) {
             double wanted = 0;
@@ -281,6 +295,7 @@ inline const char *everything() {
     if (!Tiles::permitted()) return "are refused AMX by the operating system";
 #endif
     if (!exponentials()) return "compute exponentials wrongly on this processor";
+    if (!curves()) return "compute activations wrongly on this processor";
     if (!products(numbers(Kind::f32))) return "compute products in float32 wrongly on this processor";
     if (!products(numbers(Kind::bf16))) return "compute products in bfloat16 wrongly on this processor";
     if (!products(blocks<Q8_0>(Kind::q8_0))) return "compute products in Q8_0 wrongly on this processor";
@@ -289,7 +304,7 @@ inline const char *everything() {
     if (!products(blocks<Q4_K>(Kind::q4_k))) return "compute products in Q4_K wrongly on this processor";
     if (!products(blocks<Q6_K>(Kind::q6_k))) return "compute products in Q6_K wrongly on this processor";
     for (const int dim : {24, 4 * LANES, 5 * LANES + 2})
-        if (!attends(false, dim) || !attends(true, dim)) return "compute attention wrongly on this processor";
+        if (!attends(false, dim, 0) || !attends(true, dim, 0.5f)) return "compute attention wrongly on this processor";
     if (!hashes() || !draws()) return "draw tokens wrongly on this processor";
     return nullptr;
 }

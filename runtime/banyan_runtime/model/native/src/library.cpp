@@ -1,5 +1,6 @@
 // The C interface, as library.py knows it. Nothing throws across it: calls that may fail give 0, or say so.
 #include <new>
+#include <string_view>
 
 #include "check.h"
 #include "decoder.h"
@@ -8,36 +9,71 @@
 
 namespace {
 
-enum Place : int32_t { EMBED, HEAD, NORM, INPUT_NORM, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, OUT_BIAS, MLP_NORM, GATE, GATE_BIAS, UP, UP_BIAS, DOWN, DOWN_BIAS };
+// Parameters by their names in weight_map.py; gates above ups are a matrix each.
+template <class Owner, class Part>
+struct Named {
+    std::string_view name;
+    Part Owner::*part;
+};
 
-Matrix *matrix(Decoder &decoder, int layer, int place) {
-    switch (place) {
-    case EMBED: return &decoder.embed;
-    case HEAD: return &decoder.head;
-    case QKV: return &decoder.layers[layer].qkv;
-    case OUT: return &decoder.layers[layer].out;
-    case GATE: return &decoder.layers[layer].gate;
-    case UP: return &decoder.layers[layer].up;
-    case DOWN: return &decoder.layers[layer].down;
-    default: return nullptr;
-    }
+constexpr Named<Decoder, Matrix> MATRICES[] = {
+    {"embed", &Decoder::embed},
+    {"head", &Decoder::head},
+    {"inputs_embed", &Decoder::inputs_embed},
+    {"inputs_projection", &Decoder::inputs_projection},
+};
+constexpr Named<Decoder, Norm> NORMS[] = {
+    {"norm", &Decoder::norm},
+    {"inputs_norm", &Decoder::inputs_norm},
+};
+constexpr Named<Layer, Matrix> LAYER_MATRICES[] = {
+    {"qkv", &Layer::qkv},
+    {"out", &Layer::out},
+    {"gate", &Layer::gate},
+    {"up", &Layer::up},
+    {"down", &Layer::down},
+    {"inputs_gate", &Layer::inputs_gate},
+    {"inputs_projection", &Layer::inputs_projection},
+};
+constexpr Named<Layer, Norm> LAYER_NORMS[] = {
+    {"input_norm", &Layer::input_norm},
+    {"q_norm", &Layer::q_norm},
+    {"k_norm", &Layer::k_norm},
+    {"post_attention_norm", &Layer::post_attention_norm},
+    {"mlp_norm", &Layer::mlp_norm},
+    {"post_mlp_norm", &Layer::post_mlp_norm},
+    {"inputs_norm", &Layer::inputs_norm},
+};
+constexpr Named<Layer, std::vector<float>> LAYER_VECTORS[] = {
+    {"qkv_bias", &Layer::qkv_bias},
+    {"out_bias", &Layer::out_bias},
+    {"gate_bias", &Layer::gate_bias},
+    {"up_bias", &Layer::up_bias},
+    {"down_bias", &Layer::down_bias},
+    {"scale", &Layer::scale},
+};
+
+// Null where there is none of the name.
+template <class Owner, class Part, size_t COUNT>
+Part *find(const Named<Owner, Part> (&known)[COUNT], Owner &owner, std::string_view name) {
+    for (auto &each : known)
+        if (each.name == name) return &(owner.*each.part);
+    return nullptr;
 }
 
-std::vector<float> *vector(Decoder &decoder, int index, int place) {
-    if (place == NORM) return &decoder.norm;
-    auto &layer = decoder.layers[index];
-    switch (place) {
-    case INPUT_NORM: return &layer.input_norm;
-    case QKV_BIAS: return &layer.qkv_bias;
-    case Q_NORM: return &layer.q_norm;
-    case K_NORM: return &layer.k_norm;
-    case OUT_BIAS: return &layer.out_bias;
-    case MLP_NORM: return &layer.mlp_norm;
-    case GATE_BIAS: return &layer.gate_bias;
-    case UP_BIAS: return &layer.up_bias;
-    case DOWN_BIAS: return &layer.down_bias;
-    default: return nullptr;
-    }
+// `layer` -1: the model's own.
+Matrix *matrix(Decoder &decoder, int layer, std::string_view name) {
+    return layer < 0 ? find(MATRICES, decoder, name) : find(LAYER_MATRICES, decoder.layers[layer], name);
+}
+
+std::vector<float> *vector(Decoder &decoder, int layer, std::string_view name) {
+    if (layer >= 0)
+        if (auto *found = find(LAYER_VECTORS, decoder.layers[layer], name)) return found;
+    constexpr std::string_view BIAS = "_bias";
+    const bool bias = name.size() > BIAS.size() && name.substr(name.size() - BIAS.size()) == BIAS;
+    if (bias) name.remove_suffix(BIAS.size());
+    Norm *norm = layer < 0 ? find(NORMS, decoder, name) : find(LAYER_NORMS, decoder.layers[layer], name);
+    return norm ? bias ? &norm->bias : &norm->weight : nullptr;
 }
 
 }  // namespace
@@ -53,9 +89,9 @@ EXPORT const char *banyan_check() {
     }
 }
 
-EXPORT Decoder *banyan_create(const Spec *spec, Pulse pulse) {
+EXPORT Decoder *banyan_create(const Spec *spec, const LayerSpec *layers, Pulse pulse) {
     try {
-        auto *decoder = new Decoder(*spec);
+        auto *decoder = new Decoder(*spec, layers);
         decoder->pulse = pulse;
         return decoder;
     } catch (const std::exception &) {
@@ -65,43 +101,56 @@ EXPORT Decoder *banyan_create(const Spec *spec, Pulse pulse) {
 
 EXPORT void banyan_destroy(Decoder *decoder) { delete decoder; }
 
-// Rows of a matrix, below those that are there. 1 if it was taken over.
-EXPORT int32_t banyan_matrix(Decoder *decoder, int32_t layer, int32_t place, int32_t kind, const void *data, int64_t outputs, int64_t width) {
+// Rows of a matrix, below those that are there. 1: they were taken over; -1: there is no matrix of this name.
+EXPORT int32_t banyan_matrix(Decoder *decoder, int32_t layer, const char *name, int32_t kind, const void *data, int64_t outputs, int64_t width) {
     try {
-        matrix(*decoder, layer, place)->append(static_cast<Kind>(kind), data, outputs, width, decoder->pool);
+        Matrix *to = matrix(*decoder, layer, name);
+        if (!to) return -1;
+        to->append(static_cast<Kind>(kind), data, outputs, width, decoder->pool);
         return 1;
     } catch (const std::bad_alloc &) {
         return 0;
     }
 }
 
-EXPORT int32_t banyan_vector(Decoder *decoder, int32_t layer, int32_t place, const float *data, int64_t count) {
+EXPORT int32_t banyan_vector(Decoder *decoder, int32_t layer, const char *name, const float *data, int64_t count) {
     try {
-        vector(*decoder, layer, place)->assign(data, data + count);
+        std::vector<float> *to = vector(*decoder, layer, name);
+        if (!to) return -1;
+        to->assign(data, data + count);
         return 1;
     } catch (const std::bad_alloc &) {
         return 0;
     }
 }
-
-EXPORT void banyan_window(Decoder *decoder, int32_t layer, int32_t window) { decoder->layers[layer].window = window; }
 
 EXPORT int32_t banyan_cache(Decoder *decoder, int64_t slots) {
     try {
-        decoder->cache.kv_heads = decoder->spec.kv_heads;
-        decoder->cache.head_dim = decoder->spec.head_dim;
-        decoder->cache.half = decoder->spec.half_cache;
-        decoder->cache.make(decoder->spec.layers, slots);
+        decoder->cache.make(slots);
         return 1;
     } catch (const std::bad_alloc &) {
         return 0;
     }
 }
 
-EXPORT int32_t banyan_reserve(Decoder *decoder, int32_t sequences, int64_t positions, const float *cosines, const float *sines) {
+EXPORT int32_t banyan_reserve(Decoder *decoder, int32_t sequences, int64_t positions) {
     try {
         decoder->reserve(sequences, positions);
-        decoder->rotations(cosines, sines, positions);
+        return 1;
+    } catch (const std::bad_alloc &) {
+        return 0;
+    }
+}
+
+// Cosines and sines [positions][dim / 2] of a rope, and the growth of queries [positions], or null.
+EXPORT int32_t banyan_rope(Decoder *decoder, int32_t index, int32_t dim, int64_t positions, const float *cosines, const float *sines, const float *growth) {
+    try {
+        const int64_t half = dim / 2;
+        Rope &rope = decoder->ropes[index];
+        rope.half = (int)half;
+        rope.cosines.assign(cosines, cosines + positions * half);
+        rope.sines.assign(sines, sines + positions * half);
+        rope.growth.assign(growth, growth + (growth ? positions : 0));
         return 1;
     } catch (const std::bad_alloc &) {
         return 0;
