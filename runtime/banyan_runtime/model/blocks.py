@@ -130,8 +130,8 @@ def q8_0(codes: npt.NDArray[np.int8], step: Floats) -> Blocks:
 
 
 def dequantized(parameters: dict[str, Parameter], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Parameters as tensors of one type. Takes them over: each leaves the dict before the next is made, so memory holds the
-    result and at most one parameter more."""
+    """Parameters as tensors: blocks become `dtype`, what is a tensor already keeps its type, as norms in float32 must. Takes them over:
+    each leaves the dict before the next is made, so memory holds the result and at most one parameter more."""
     result: dict[str, Tensor] = {}
     for name in list(parameters):
         result[name] = _whole(parameters.pop(name), dtype, device)
@@ -140,7 +140,7 @@ def dequantized(parameters: dict[str, Parameter], dtype: torch.dtype, device: to
 
 def _whole(parameter: Parameter, dtype: torch.dtype, device: torch.device) -> Tensor:
     if isinstance(parameter, Tensor):
-        return parameter.to(device, dtype)
+        return parameter.to(device)
     parts = [(part.rows, part.columns) if isinstance(part, Blocks) else tuple(part.shape) for part in parameter]
     whole = torch.empty((sum(rows for rows, *_ in parts), *parts[0][1:]), dtype=dtype, device=device)
     first = 0
