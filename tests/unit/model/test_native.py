@@ -20,7 +20,7 @@ from banyan_runtime.step import TableShape
 from tests.support.models.contract import Play, Settings, check
 from tests.support.models.driver import Driver, Request
 from tests.support.models.natives import DTYPES, Listening, Models, native, some, states
-from tests.support.models.tiny import VOCAB, gate, make
+from tests.support.models.tiny import MECHANISMS, VOCAB, gate, make
 
 
 @pytest.mark.parametrize("seed", gate([2, 3]))
@@ -70,7 +70,7 @@ def test_any_shape_gives_the_logits_that_transformers_gives(variant: str, tmp_pa
 
 
 @pytest.mark.parametrize("dtype", gate(DTYPES))
-@pytest.mark.parametrize("family", gate(["qwen3-576", "mistral-window"]))
+@pytest.mark.parametrize("family", gate(["qwen3-576", "gemma4-shared", "mistral-window", *MECHANISMS[:-2]], 2))
 def test_a_requests_bits_depend_neither_on_company_nor_on_chunks_nor_on_threads(
     variant_or_pairs: str, tiny_model: Models, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str
 ) -> None:
@@ -135,6 +135,26 @@ def test_bfloat16_is_near_float32(variant_or_pairs: str, tiny_model: Models) -> 
     exact, rounded = (native(model, dtype=dtype) for dtype in DTYPES)
     one, other = (runner.forward.logits(states(runner, [Request(tokens, new_tokens=1, row=0)]).of(0)) for runner in (exact, rounded))
     assert 1e-5 < float((one - other).norm() / one.norm()) < 0.03
+
+
+@pytest.mark.parametrize("family", MECHANISMS)
+def test_bfloat16_is_nearer_to_float32_than_torch_is(variant_or_pairs: str, tmp_path: Path, family: str) -> None:
+    """Of the same weights. Activations stay float32, or are rounded before products only."""
+    model, tokens = make(tmp_path, family), some(4, 120)
+    model.reference.to(torch.bfloat16).save_pretrained(model.folder)
+
+    def logits(runner: str, dtype: str) -> torch.Tensor:
+        loaded = model.load(runner=runner, dtype=dtype)
+        heard = states(loaded, [Request(tokens, new_tokens=1, row=0)])
+        return loaded.forward.logits(heard.of(0)).clone()
+
+    exact, torchs, ours = logits("torch", "float32"), logits("torch", "bfloat16"), logits("native", "bfloat16")
+    noise = (torchs - exact).square().mean().sqrt()
+    assert (ours - exact).square().mean().sqrt() < noise
+    likeliest = exact.topk(2).values
+    certain = likeliest[:, 0] - likeliest[:, 1] > 5 * noise
+    assert certain.sum() > 10
+    assert torch.equal(ours.argmax(1)[certain], exact.argmax(1)[certain])
 
 
 def test_who_is_likeliest_is_who_has_the_largest_logit(variant: str, tiny_model: Models) -> None:

@@ -29,7 +29,7 @@ class Activation(IntEnum):
 
 
 class Spec(c.Structure):
-    """A model; as in decoder.h."""
+    """A model; as in spec.h."""
 
     _fields_ = [
         *((name, c.c_int32) for name in (
@@ -40,7 +40,7 @@ class Spec(c.Structure):
 
 
 class LayerSpec(c.Structure):
-    """A layer; as in decoder.h."""
+    """A layer; as in spec.h."""
 
     _fields_ = [
         *((name, c.c_int32) for name in (

@@ -18,55 +18,16 @@
 #include "pool.h"
 #include "rope.h"
 #include "sampler.h"
-
-struct Spec {  // as library.py has it
-    int32_t vocabulary, hidden, layers, ropes, tied, half_cache, threads;
-    int32_t layer_norm;              // norms are LayerNorms, not RMS norms
-    int32_t inputs;                  // numbers of a token that each layer adds through a gate of its own; 0: none
-    Activation inputs_activation;    // of these gates
-    float eps;                       // of all norms
-    float embed_scale, inputs_scale;  // of the two embeddings
-    float logit_scale;
-    float logit_soft_cap;  // 0: none
-};
-
-// A layer's sizes and formulas, as library.py has them. Which norms and biases a layer has its parameters say.
-struct LayerSpec {
-    int32_t heads, kv_heads, head_dim, inner;
-    int32_t window;           // positions a query sees, its own included; 0: all
-    int32_t rope;             // index; -1: no rotation
-    int32_t kv_layer;         // earlier layer whose keys and values are read; -1: own ones
-    int32_t row_norms;        // queries and keys are normed over all heads of a token together, not each head
-    int32_t norm_after_rope;  // of heads
-    int32_t value_is_key;     // a value is the projected key, before norm and rotation
-    int32_t value_norm;       // values are normed without weights
-    int32_t gated;
-    Activation activation;
-    float scale;           // of the scores
-    float soft_cap;        // of the scores; 0: none
-    float residual_scale;  // of what attention and MLP add
-};
-
-struct Step {  // as in step.py; arrays are the caller's
-    int32_t tokens, sequences;
-    const int64_t *token_ids;   // [tokens]
-    const int32_t *positions;   // [tokens]
-    const int32_t *out_slots;   // [tokens]
-    const int32_t *rows;        // [sequences] of the table
-    const int32_t *query_lens;  // [sequences]
-    const int32_t *kv_lens;     // [sequences]
-    const int32_t *table;       // [.., table_width] slots
-    int64_t table_width;
-    float *inputs;  // [tokens][layers][spec.inputs], room for what layers add
-};
+#include "spec.h"
 
 using Pulse = void (*)();
 
 struct Layer {
     LayerSpec about;
-    int shape;                // index of its heads' sizes
-    int q_width, kv_width;    // of all heads
-    int own_heads, qkv_width;  // heads of keys that it computes; queries, keys and values of a row
+    int shape;              // index of its heads' sizes
+    int own_heads;          // of keys that it computes
+    int q_width, kv_width;  // of all heads
+    int qkv_width;          // of a row's queries, keys and values
     Norm input_norm, q_norm, k_norm, v_norm, post_attention_norm, mlp_norm, post_mlp_norm, inputs_norm;
     std::vector<float> qkv_bias, out_bias, gate_bias, up_bias, down_bias, scale;
     Matrix qkv, out, gate, up, down, inputs_gate, inputs_projection;
@@ -370,6 +331,7 @@ class Decoder {
     // What layers add of the tokens of some rows: (their embedding + the norm of a projection of their hidden state) / sqrt(2).
     void begin_inputs(Pool::Member &member, const Step &step, int first, int rows, const float *hidden) {
         float *inputs = step.inputs + first * inputs_width();
+        if (member.index == 0) beat();
         product(member, inputs_projection, {hidden, spec.hidden, rows}, {inputs, inputs_width()});
         member.meet();
         const float shrunk = 1.0f / std::sqrt((float)spec.hidden), half = std::sqrt(0.5f);
