@@ -19,7 +19,7 @@ from tests.support.models.tiny import VOCAB, TinyModel
 KERNELS = {
     paged_attention: ("attend", "turn_and_attend", "join", "note"),
     products: ("product",),
-    rows: ("begin", "rms_norm", "silu_times", "place"),
+    rows: ("begin", "rms_norm", "gated", "place"),
 }
 Variant = tuple[str, tuple[tuple[str, Any], ...]]
 
