@@ -110,7 +110,7 @@ def test_each_row_is_timed_with_keys_of_its_own(slots: int, monkeypatch: pytest.
         attention.plan_held(held)
         seen.append(table.slots[: held.size, :16].reshape(-1).tolist())
 
-    assert StepTimer(attention, shape, Again(), compute)(Held.empty(2, torch.device(DEVICE))) == 1.0
+    assert StepTimer(attention, shape, Again(), compute)(Held.empty(2, torch.device(DEVICE), own=attention.own)) == 1.0
     assert seen[0] == [1 + at % slots for at in range(2 * 16)]
 
 
