@@ -21,19 +21,20 @@ KERNELS = {
     products: ("product",),
     rows: ("begin", "rms_norm", "gated", "place"),
 }
-Variant = tuple[str, tuple[tuple[str, Any], ...]]
+Variant = tuple[str, tuple[tuple[str, Any], ...], tuple[torch.dtype, ...]]
 
 
 class Told:
-    """A kernel, and with which constants it is launched. In the interpreter that is all: it takes minutes, and which constants come
-    does not depend on numbers."""
+    """A kernel, and with which constants and types it is launched. In the interpreter that is all: it takes minutes, and which of them
+    come does not depend on numbers."""
 
     def __init__(self, name: str, kernel: Any, seen: set[Variant]) -> None:
         self._name, self._kernel, self._seen = name, kernel, seen
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         def launch(*args: Any, **constants: Any) -> Any:
-            self._seen.add((self._name, tuple(sorted(constants.items()))))
+            types = tuple(arg.dtype for arg in args if isinstance(arg, torch.Tensor))
+            self._seen.add((self._name, tuple(sorted(constants.items())), types))
             if DEVICE == "cuda":
                 self._kernel[grid](*args, **constants)
 
@@ -63,7 +64,7 @@ def test_no_request_waits_for_a_compiler(tiny_model: Callable[[str], TinyModel],
     driver = Driver(runner, rows=5, context=192)
     before = set(seen)
     launched = {"attend", "join", "product"} | ({"turn_and_attend", "rms_norm", "place"} if family == "llama" else set())
-    assert {name for name, _ in before} >= launched
+    assert {name for name, *_ in before} >= launched
     for lengths in ([1], [2], [5, 1], [90, 3], [40, 41, 42, 43, 44], [120, 20, 30]):
         requests = [
             Request([(31 * row + 7 * i) % VOCAB for i in range(length)], new_tokens=6, row=row, start=2 * row)

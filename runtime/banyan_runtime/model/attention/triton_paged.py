@@ -39,7 +39,7 @@ LIGHT: Final = 16
 first keys of wide heads are read before what comes before is waited for."""
 FEWEST: Final = 4  # programs likewise, of which those of narrow heads are too: of 32 that was slower, and nobody has measured others
 TOGETHER: Final = 16  # stretches that are joined at once
-WIDE: Final = 256  # heads that are wider take half of a tile's rows and keys
+USUAL: Final = 256  # width of heads, at most; of wider ones a tile has fewer rows and keys
 WIDEST: Final = 512  # head
 OWN: Final = 5  # columns of a held step for each kind of heads: four that describe tiles, and one number beside them
 FEW_QUERIES: Final = 16  # of the longest sequence of a step: its tiles are as small as they can be
@@ -62,7 +62,7 @@ class Way:
         ahead = light and (width > 64 or programs <= FEWEST)
         if dtype == torch.float32:
             return cls(KEYS if width < 256 else FEWEST_ROWS, 4, 3, ahead)
-        if width > WIDE:
+        if width > USUAL:
             return cls(2 * FEWEST_ROWS, 4 if rows <= FEWEST_ROWS else 8, 3)
         if single and rows > FEWEST_ROWS and shared < LARGE:  # room for a token's own key is left
             return cls(KEYS // 4 if width > 128 else KEYS // 2, 8 if rows >= TILE_ROWS else 4, 2)
@@ -80,7 +80,7 @@ class Way:
 def fuses_heads(attention: models.Attention, norm: Norm) -> bool:
     """Whether `rows.place` and `turn_and_attend` prepare the heads of such a layer; else torch's own operations do."""
     rope = attention.rope
-    turned = rope is not None and rope.dim == attention.head_dim <= WIDE and rope.growth is None
+    turned = rope is not None and rope.dim == attention.head_dim <= USUAL and rope.growth is None
     normed = attention.qk_norm is None or (attention.qk_norm == "head" and not attention.norm_after_rope and norm.kind != "layer")
     return turned and normed and attention.kv_layer is None and not (attention.value_is_key or attention.value_norm)
 
@@ -121,7 +121,7 @@ class _Heads:
         most = NARROW_ROWS if self.width <= 64 else TILE_ROWS
         if self.dtype == torch.float32:
             most = FEWEST_ROWS  # whose exact products take eight times the registers
-        if self.width > WIDE or (self.width > 128 and self.shared < LARGE):
+        if self.width > USUAL or (self.width > 128 and self.shared < LARGE):
             most = min(most, 2 * FEWEST_ROWS)
         rows = max(most, power_of_two(self.group))
         if longest > FEW_QUERIES:
@@ -196,12 +196,12 @@ class TritonAttention:
         self._pulse = pulse
         shared = kernels.shared_bytes(pool.device)
         of_layers = [_Heads(at.heads, at.kv_heads, at.head_dim, pool.dtype, shared) for at in self._layers]
-        self._heads = list(dict.fromkeys(of_layers))
+        self._heads = list(dict.fromkeys(of_layers))  # a kind each
         self._heads_of = [self._heads.index(heads) for heads in of_layers]  # by layer
         self.own = OWN * len(self._heads)
         self._table: DeviceTable | None = None
         self.cells = Cells(pool, torch.empty(0, dtype=torch.int32))
-        self._planned: list[_Tiles] = []  # of each heads
+        self._planned: list[_Tiles] = []  # by kind of heads
 
     @staticmethod
     def beside(shape: TableShape, rows: int, tokens: int) -> int:
@@ -287,7 +287,8 @@ class TritonAttention:
                     if single and fuses_heads(at, self._norm):
                         qkv = torch.zeros((tiles, (heads.heads + 2 * heads.kv_heads) * heads.dim), dtype=dtype, device=device)
                         turn = qkv[:, : heads.dim].contiguous()
-                        self.turn_and_attend(layer, qkv, (turn, turn), (turn[0], turn[0]) if at.qk_norm is not None else None)
+                        weight = torch.zeros(heads.dim, dtype=torch.float32 if self._norm.kind == "rms_wide" else dtype, device=device)
+                        self.turn_and_attend(layer, qkv, (turn, turn), (weight, weight) if at.qk_norm is not None else None)
                     else:
                         self.attend(layer, q)
 
