@@ -23,7 +23,7 @@ from banyan_runtime.model.kernels import FEWEST_ROWS, LARGE, power_of_two
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.table import DeviceTable, SlotTable
 from banyan_runtime.models import config as models
-from banyan_runtime.models.config import DecoderSpec, Norm
+from banyan_runtime.models.config import DecoderSpec, Feature, Norm
 from banyan_runtime.step import I32, PADDING_SLOT, Pulse, Step, TableShape
 
 TILE_ROWS: Final = 128  # queries times the heads that share a KV head, in a prompt's tile
@@ -75,6 +75,10 @@ class Way:
         if light:
             return cls(KEYS, 8 if width > 64 else 4, 3, ahead)
         return cls(KEYS, 2, 5 if width <= 64 or programs <= RESIDENT else 3)
+
+
+UNKNOWN: Final[frozenset[Feature]] = frozenset()
+"""What models may need and another backend computes."""
 
 
 def fuses_heads(attention: models.Attention, norm: Norm) -> bool:
@@ -216,6 +220,8 @@ class TritonAttention:
         needed = kernels.needed_capability(kv_dtype)
         if torch.cuda.get_device_capability(device) < needed:
             return f"it needs compute capability {needed[0]}.{needed[1]}"
+        if unknown := spec.features & UNKNOWN:
+            return f"it does not compute {', '.join(sorted(unknown))}"
         if any(layer.attention.value_size != layer.attention.head_dim for layer in spec.layers):
             return "it computes values as wide as keys"
         widest = max(layer.attention.head_dim for layer in spec.layers)
