@@ -181,7 +181,7 @@ def attention(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], 
         parts = memory("parts", (32, tokens, heads, dim), torch.float32)
         highs, masses = (memory(name, (32, tokens, heads), torch.float32) for name in ("highs", "masses"))
     options = dict(
-        GROUP=group, HEADS=heads, DIM=dim, WIDTH=dim, ROWS=way.columns, KEYS=way.block, SPLIT=cut > 1, WINDOW=0, PRECISION="tf32",
+        GROUP=group, HEADS=heads, DIM=dim, WIDTH=dim, ROWS=way.columns, KEYS=way.block, SPLIT=cut > 1, WINDOW=0, CAP=0.0, PRECISION="tf32",
         num_warps=way.warps, num_stages=way.stages, **extra,
     )  # fmt: skip
     into = out, parts, highs, masses
@@ -192,7 +192,8 @@ def attention(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], 
             paged_attention.turn_and_attend, (kv_heads * tiles, cut),
             (qkv, cos, cos, cos, cos, own_slots, keys, values, *into, rows_of, counts, positions, table, context, length, width,
              slots * dim, tokens, 1e-6, dim**-0.5),
-            {"NORMED": False, "AHEAD": way.ahead, "PADDING": -1, "LARGEST": torch.finfo(BF16).max, "NARROW": False, **options},
+            {"NORMED": False, "WIDE": False, "AHEAD": way.ahead, "PADDING": -1, "LARGEST": torch.finfo(BF16).max, "NARROW": False,
+             **options},
         )  # fmt: skip
     else:
         launch(
@@ -208,7 +209,7 @@ def attention(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], 
         small = memory("small", (1024,), BF16)
         launch(
             rows_kernels.rms_norm, (1,), (small, small, small, small, small, 1024, 1024, 1e-6),
-            dict(ADDED=False, WIDTH=1024, BLOCK=1024, **extra),
+            dict(ADDED=False, WIDE=False, WIDTH=1024, BLOCK=1024, **extra),
         )  # fmt: skip
 
 
@@ -224,8 +225,8 @@ def product(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], la
         products.product, (1, -(-outputs // way.block)),
         (x, delta if normed else x, norm if normed else weight, weight, bias if biased else weight, sums if normed else x, out,
          columns, columns, outputs, 1e-6 if normed else 0.0),
-        dict(ADDED=normed, NORMED=normed, BIASED=biased, GATED=gated, WHOLE=way.ahead, WIDTH=columns, BLOCK=power_of_two(columns),
-             COLUMNS=way.columns, OUTPUTS=way.block, num_warps=way.warps, num_stages=way.stages, **extra),
+        dict(ADDED=normed, NORMED=normed, BIASED=biased, GATED=gated, GELU=False, WHOLE=way.ahead, WIDTH=columns,
+             BLOCK=power_of_two(columns), COLUMNS=way.columns, OUTPUTS=way.block, num_warps=way.warps, num_stages=way.stages, **extra),
     )  # fmt: skip
 
 
@@ -244,7 +245,7 @@ def tiles(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], laye
     launch(
         tiles_kernels.tile, (tiles, way.stretch),
         (x, weight, bias if biased else weight, out, parts, arrived, case.rows, columns, outputs),
-        dict(BIASED=biased, GATED=gated, WIDTH=columns, ROWS=rows, OUTPUTS=way.block, COLUMNS=way.columns,
+        dict(BIASED=biased, GATED=gated, GELU=False, WIDTH=columns, ROWS=rows, OUTPUTS=way.block, COLUMNS=way.columns,
              SPLITS=way.stretch, BRING=tile.bring, LATE=tile.late, num_warps=way.warps, num_stages=way.stages, **extra),
     )  # fmt: skip
 
@@ -258,8 +259,8 @@ def library(case: Case, _way: Way, _launch: Launch, memory: Callable[..., Any], 
     found = torch.nn.functional.linear(x, weight, bias if case.name == "qkv" and case.model == "0.5b" else None)
     if gated:
         launching(
-            rows_kernels.silu_times, (case.rows, -(-outputs // 1024)), (found, memory("y", (case.rows, outputs), BF16), outputs),
-            {"BLOCK": 1024, **dependent.options(torch.device("cuda"))},
+            rows_kernels.gated, (case.rows, -(-outputs // 1024)), (found, memory("y", (case.rows, outputs), BF16), outputs),
+            {"GELU": False, "BLOCK": 1024, **dependent.options(torch.device("cuda"))},
         )  # fmt: skip
 
 

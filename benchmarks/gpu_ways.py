@@ -139,7 +139,7 @@ class Bench:
     @property
     def products(self) -> dict[str, Product]:
         block = self.forward.decoder.blocks[0]
-        layers: dict[str, Any] = {"qkv": block.qkv, "out": block.out, "gate_up": block.gate_up, "down": block.down}
+        layers: dict[str, Any] = {"qkv": block.qkv, "out": block.out, "gate_up": block.up, "down": block.down}
         return {name: getattr(layer, "layer", layer).product for name, layer in layers.items()}
 
     @torch.inference_mode()

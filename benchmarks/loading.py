@@ -20,29 +20,30 @@ from safetensors import safe_open
 from torch import Tensor
 
 from banyan_runtime.hub import checkpoint
-from banyan_runtime.model import loader, reading, spec
-from banyan_runtime.model.layout import Layout, layout
+from banyan_runtime.model import loader, reading
 from banyan_runtime.model.reading import Span, Wanted
+from banyan_runtime.models import registry
+from banyan_runtime.models.weight_map import WeightMap
 
 DROP: Final = Path("/proc/sys/vm/drop_caches")
 
 
-def runtime(folder: Path, wanted: Layout, device: torch.device) -> None:
+def runtime(folder: Path, wanted: WeightMap, device: torch.device) -> None:
     loader.load(folder, wanted, torch.bfloat16, device, lambda *_: None)
 
 
-def library(folder: Path, wanted: Layout, device: torch.device) -> None:
+def library(folder: Path, wanted: WeightMap, device: torch.device) -> None:
     """Into the same parameters."""
     parameters = {name: torch.empty(shape, dtype=torch.bfloat16, device=device) for name, shape in wanted.parameters.items()}
     for file in checkpoint.files(folder):
         with safe_open(str(file), framework="pt") as shard:
             for name in shard.keys():  # noqa: SIM118 - a shard cannot be iterated
-                if (place := wanted.places.get(name)) is not None:
+                if (place := wanted.slices.get(name)) is not None:
                     rows = slice(place.first_row, place.first_row + place.shape[0])
                     parameters[place.parameter][rows].copy_(shard.get_tensor(name))
 
 
-def bare(folder: Path, wanted: Layout, device: torch.device) -> None:
+def bare(folder: Path, wanted: WeightMap, device: torch.device) -> None:
     """The files' bytes, wherever they belong."""
     files = checkpoint.files(folder)
     targets: list[Tensor] = [torch.empty(file.stat().st_size, dtype=torch.uint8) for file in files]
@@ -50,7 +51,7 @@ def bare(folder: Path, wanted: Layout, device: torch.device) -> None:
     reading.read(spans, lambda _: None)
 
 
-WAYS: Final[dict[str, Callable[[Path, Layout, torch.device], None]]] = {"runtime": runtime, "library": library, "read": bare}
+WAYS: Final[dict[str, Callable[[Path, WeightMap, torch.device], None]]] = {"runtime": runtime, "library": library, "read": bare}
 
 
 def main() -> None:
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    wanted, device = layout(spec.read(options.folder)), torch.device(options.device)
+    wanted, device = registry.weights_of(registry.read(options.folder)), torch.device(options.device)
     nbytes = sum(file.stat().st_size for file in checkpoint.files(options.folder))
     seconds: dict[tuple[str, str], list[float]] = {}
     for way in WAYS.values():

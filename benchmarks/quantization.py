@@ -37,11 +37,11 @@ from banyan_runtime.model import blocks, loader
 from banyan_runtime.model.blocks import BlockKind, Parameter
 from banyan_runtime.model.choice import Choice, choose
 from banyan_runtime.model.forward import Forward
-from banyan_runtime.model.layout import layout
 from banyan_runtime.model.native.forward import NativeModel
-from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.model.torch_forward import TorchModel
+from banyan_runtime.models import registry
+from banyan_runtime.models.config import DecoderSpec
 from banyan_runtime.step import I32, SamplingColumns, Step, TableShape
 
 CPU = torch.device("cpu")
@@ -127,8 +127,9 @@ def main() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "0")) or 1)
     folder = resolve(options.model)
     config = ServerConfig(model_path=options.model, device="cpu", dtype="float32")
-    choice = choose(config, folder, CPU, fast_bf16=False, own_attention=False)
-    plain = loader.dequantized(loader.load(folder, layout(choice.spec), torch.float32, CPU, lambda *_: None), torch.float32, CPU)
+    choice = choose(config, folder, registry.read(folder), CPU, fast_bf16=False, own_attention=False)
+    wanted = registry.weights_of(choice.spec)
+    plain = loader.dequantized(loader.load(folder, wanted, torch.float32, CPU, lambda *_: None), torch.float32, CPU)
     positions = max(options.tokens, GREEDY + 32)
     weights = shuffled(choice.spec, plain)
     reference = Computed(choice, {**weights}, positions)
@@ -179,8 +180,8 @@ def quantized(name: str, tensor: Tensor, kinds: Kinds) -> Parameter:
     return (blocks.quantize(tensor, kind),)
 
 
-def shuffled(spec: ModelSpec, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same function with the channels of the residual stream, of the MLP and of the values in another order."""
+def shuffled(spec: DecoderSpec, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same function with the channels of the residual stream, of the MLP and of the values in another order: of a Llama."""
     dice = np.random.default_rng(0)
     stream = torch.from_numpy(dice.permutation(spec.hidden_size))
     found: dict[str, Tensor] = {}
@@ -189,18 +190,18 @@ def shuffled(spec: ModelSpec, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         found[name] = tensor[stream] if part in ("out", "down") or (tensor.ndim == 1 and "norm" in part and part[1] != "_") else tensor
         if part in ("embed", "head", "qkv", "gate_up"):
             found[name] = tensor[:, stream]
-    head = spec.head_dim
-    values = spec.kv_heads * head
-    for layer in range(spec.layers):
-        inner = torch.from_numpy(dice.permutation(spec.intermediate_size))
+    for index, layer in enumerate(spec.layers):
+        heads, kv_heads, head = layer.attention.heads, layer.attention.kv_heads, layer.attention.head_dim
+        values = kv_heads * head
+        inner = torch.from_numpy(dice.permutation(layer.mlp.inner))
         own = torch.from_numpy(dice.permutation(head))
-        here = f"layers.{layer}."
+        here = f"layers.{index}."
         gate, up = found[f"{here}gate_up"].chunk(2)
         found[f"{here}gate_up"] = torch.cat((gate[inner], up[inner]))
         found[f"{here}down"] = found[f"{here}down"][:, inner]
         qkv, out = found[f"{here}qkv"], found[f"{here}out"]
-        found[f"{here}qkv"] = torch.cat((qkv[:-values], qkv[-values:].view(spec.kv_heads, head, -1)[:, own].reshape(values, -1)))
-        found[f"{here}out"] = out.view(len(out), spec.heads, head)[:, :, own].reshape(len(out), -1)
+        found[f"{here}qkv"] = torch.cat((qkv[:-values], qkv[-values:].view(kv_heads, head, -1)[:, own].reshape(values, -1)))
+        found[f"{here}out"] = out.view(len(out), heads, head)[:, :, own].reshape(len(out), -1)
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
 

@@ -80,6 +80,16 @@ def test_decode_steps_drafts_and_ends_of_cached_prompts(device: str, window: int
             close(values, expected[row][start:end])
 
 
+def test_scores_are_scaled_and_capped_as_the_model_says(device: str) -> None:
+    """Of prompts, and of decode steps that are replayed."""
+    texts = room(device, [150, 20], 37, dtype=torch.bfloat16, soft_cap=3.0, scale=0.25)
+    replays = Replays(texts, rows=(2,))
+    for row, values in enumerate(texts.prefill()):
+        close(values, texts.expected(row))
+    for row, values in enumerate(replays.attend([(0, 149, 150), (1, 19, 20)])):
+        close(values, texts.expected(row)[-1:])
+
+
 def test_a_prompt_in_chunks_beside_decode_steps_of_others(device: str) -> None:
     texts = room(device, [180, 40], dtype=torch.bfloat16)
     expected = [texts.expected(row) for row in range(2)]
@@ -197,7 +207,9 @@ def test_it_takes_the_memory_that_it_says() -> None:
         assert taken == FlashInferAttention.beside(shape, rows, tokens)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen2-window"])  # the last has layers with and without a window
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral-window", "gemma2", "qwen2-window"]
+)  # the last two have layers with and without a window
 @pytest.mark.usefixtures("double")
 def test_a_model_says_the_same_with_and_without_replays(
     tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ from banyan_runtime.model import kernels
 from banyan_runtime.model.attention import backends, flashinfer_paged
 from banyan_runtime.model.attention.flashinfer_kernels import ARCHITECTURES, Kind, Module
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
+from tests.kernels.test_triton import of_unlike_layers
 from tests.unit.model import test_attention
 from tests.unit.model.test_attention import spec
 
@@ -45,8 +46,9 @@ def refusal(
     kept: torch.dtype | None = None,
     asked: bool = True,
     window: int | None = None,
+    soft_cap: float | None = None,
 ) -> str | None:
-    return FlashInferAttention.refusal(spec(window, head_dim), torch.device(device), dtype, kept or dtype, asked)
+    return FlashInferAttention.refusal(spec(window, head_dim, soft_cap=soft_cap), torch.device(device), dtype, kept or dtype, asked)
 
 
 def refused(named: str, **options: Any) -> bool:
@@ -60,6 +62,8 @@ def test_it_is_refused_where_it_could_not_compute(machine: types.SimpleNamespace
     assert refused("float16 and bfloat16", dtype=torch.float32)
     assert refused("type", kept=torch.float8_e4m3fn)
     assert refused("64, 128, 256 .*80", head_dim=80)
+    here = torch.device("cuda"), torch.bfloat16, torch.bfloat16, True
+    assert "every layer" in (FlashInferAttention.refusal(of_unlike_layers(), *here) or "")
     machine.capability = (7, 5)
     assert refused(r"8\.0")
     machine.package = None
@@ -75,8 +79,8 @@ def compiled(folder: Path, *modules: Module, architectures: str = "") -> None:
             (path.parent / ARCHITECTURES).write_text(architectures)
 
 
-def loaded(windowed: bool, *kinds: Kind) -> list[Module]:
-    return [Module(kind, torch.bfloat16, 64, windowed) for kind in kinds]
+def loaded(windowed: bool, *kinds: Kind, capped: bool = False) -> list[Module]:
+    return [Module(kind, torch.bfloat16, 64, windowed, capped) for kind in kinds]
 
 
 def test_without_a_compiler_it_needs_kernels_that_were_compiled_ahead(machine: types.SimpleNamespace) -> None:
@@ -105,6 +109,9 @@ def test_every_module_that_will_be_loaded_counts(machine: types.SimpleNamespace,
     assert refused("nvcc", window=37)
     compiled(ahead, *loaded(True, "fa2"))
     assert refusal(window=37) is None
+    assert refused("nvcc", soft_cap=5.0)
+    compiled(ahead, *loaded(False, "fa2", capped=True))
+    assert refusal(soft_cap=5.0) is None
     machine.capability = (9, 0)
     assert refusal() is None, "FlashAttention 2's compute prompts, too"
     assert refusal(window=37) is None

@@ -110,6 +110,14 @@ def test_by_default_all_widths_that_are_common_with_and_without_windows(compiler
     compile_ahead(tmp_path / "aot", "--arch 8.0")
     assert len(set(compiler.built)) == 8
     assert not any("sm90" in name for name in compiler.built)
+    assert not any("logits_cap_True" in name for name in compiler.built)
+
+
+def test_kernels_with_a_cap_of_scores_are_asked_for(compiler: Compiler, tmp_path: Path) -> None:
+    compile_ahead(tmp_path / "aot", "--head-dims 256 --windows yes --soft-caps yes --arch 9.0a")
+    for kind in ("decode", "fa2", "fa3"):
+        assert compiled_for(tmp_path / "aot", Module(kind, torch.bfloat16, 256, True, True)) == ["9.0a"]  # type: ignore[arg-type]
+    assert len(compiler.built) == 3
 
 
 def test_what_is_compiled_again_replaces_what_was_there(compiler: Compiler, tmp_path: Path) -> None:

@@ -24,9 +24,10 @@ from banyan_runtime.model.kernel_choices import ROWS, TABLE, Entry, Kernel, Kern
 from banyan_runtime.model.kernels import SMALL, dependent
 from banyan_runtime.model.layers import PlainKernels
 from banyan_runtime.model.torch_forward import TorchForward
+from banyan_runtime.models.config import Norm
 from banyan_runtime.step import TableShape
 from tests.kernels.test_pretended import texts
-from tests.kernels.test_triton import DEVICE, DTYPES, assert_near, some
+from tests.kernels.test_triton import DEVICE, DTYPES, assert_near, made_by, some
 from tests.support.models import tiny as conftest
 from tests.support.models.driver import Again, Driver
 from tests.support.models.pretended import pretended, small_kernels
@@ -34,6 +35,7 @@ from tests.support.models.tiny import make
 from tests.support.paths import ROOT
 from tests.unit.model.test_attention import Room
 
+RMS = Norm("rms", 1e-5)
 HALVES = [dtype for dtype in DTYPES if dtype.itemsize == 2]
 ONE, OTHER = Product(8, 64, gated=False), Product(16, 64, gated=True)
 
@@ -108,7 +110,7 @@ def test_each_row_is_timed_with_keys_of_its_own(slots: int, monkeypatch: pytest.
         attention.plan_held(held)
         seen.append(table.slots[: held.size, :16].reshape(-1).tolist())
 
-    assert StepTimer(attention, shape, Again(), compute)(Held.empty(2, torch.device(DEVICE))) == 1.0
+    assert StepTimer(attention, shape, Again(), compute)(Held.empty(2, torch.device(DEVICE), own=attention.own)) == 1.0
     assert seen[0] == [1 + at % slots for at in range(2 * 16)]
 
 
@@ -182,8 +184,8 @@ def test_products_of_some_rows_are_the_products(width: int, outputs: int, gated:
     x = some(rows, 2 * width, dtype=dtype)[:, width:]
     plain, kernels = PlainKernels(), FusedKernels()
     # In 32 bits: libraries may add up parts of products in 16.
-    expected = (plain.gated if gated else plain.linear)(weight.float(), None if bias is None else bias.float())(x.float()).to(dtype)
-    layer = (kernels.gated if gated else kernels.linear)(weight, bias)
+    expected = made_by(plain, gated)(weight.float(), None if bias is None else bias.float())(x.float()).to(dtype)
+    layer = made_by(kernels, gated)(weight, bias)
     assert isinstance(layer, FusedLinear)
     most = class_of(rows)
     assert most is not None
@@ -213,9 +215,9 @@ def test_products_whose_weights_wait_are_the_products(
     h, delta = wide[:, width:], some(rows, 2 * width, dtype=dtype)[:, width:]
     plain, kernels = PlainKernels(), FusedKernels()
     gain = some(width, dtype=dtype) + 1
-    sums, normed = plain.norm(gain, 1e-5).added(h, delta)
-    made = (plain.gated if gated else plain.linear)(weight.float(), None if bias is None else bias.float())
-    layer = (kernels.gated if gated else kernels.linear)(weight, bias)
+    sums, normed = plain.norm(RMS, gain).added(h, delta)
+    made = made_by(plain, gated)(weight.float(), None if bias is None else bias.float())
+    layer = made_by(kernels, gated)(weight, bias)
     assert isinstance(layer, FusedLinear)
     size = class_of(rows)
     assert size is not None
@@ -225,7 +227,7 @@ def test_products_whose_weights_wait_are_the_products(
     counters = layer._arrived._counters
     assert (counters is not None) == (width > 2048)
     assert counters is None or not counters.any()
-    entry = kernels.entry(kernels.norm(gain, 1e-5), layer)
+    entry = kernels.entry(kernels.norm(RMS, gain), layer)
     found = entry(h, delta)
     torch.testing.assert_close(found[0], sums)
     assert_near(found[1], made(normed.float()).to(dtype))

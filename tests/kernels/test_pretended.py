@@ -23,7 +23,7 @@ from banyan_runtime.step import OutOfMemory, Step
 from tests.support.models import flashinfer_double, ggufs
 from tests.support.models.contract import Play, Settings, check
 from tests.support.models.driver import Driver, Request
-from tests.support.models.pretended import DEVICE, OnGpu, PretendedGpu, pretended, small_kernels
+from tests.support.models.pretended import DEVICE, OnGpu, PretendedGpu, only_attention, pretended, small_kernels
 from tests.support.models.tiny import VOCAB, TinyModel, make
 from tests.unit.model import test_pooling
 from tests.unit.model.test_gguf import unfolded
@@ -195,6 +195,26 @@ def test_texts_are_those_of_transformers(
     computed(runner, gpu, requests)
     assert runner.info.attention_backend == options.get("attention_backend", "triton")
     assert gpu.replays == 0 if options.get("attention_backend") else gpu.replays > 10
+    for request in requests:
+        assert request.output == model.choices(request.prompt, request.output)
+
+
+@pytest.mark.parametrize(
+    ("family", "fused"),
+    [("gemma4-shared", False), ("gemma4-shared", True), ("gemma2", True), ("ministral3", True), ("smollm3", True), ("starcoder2", True)],
+)
+def test_steps_of_models_beyond_llama_are_replayed(
+    tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu, family: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers that read tokens, ropes and heads by layer, scales that are learned or grow with positions. torch computes between products
+    what our kernels do not, or all of it."""
+    if not fused:
+        only_attention(monkeypatch)
+    model, requests = tiny_model(family), texts(4, 3)
+    runner = model.load(device="cuda", **GRAPHS)
+    computed(runner, gpu, requests)
+    assert runner.info.attention_backend == "triton"
+    assert gpu.replays > 5
     for request in requests:
         assert request.output == model.choices(request.prompt, request.output)
 

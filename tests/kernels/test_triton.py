@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,24 @@ import torch
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import capture, fused, fused_products, graphs, kernels, torch_forward
 from banyan_runtime.model.attention import Held, backends, triton_paged
+from banyan_runtime.model.attention.torch_native import TorchAttention
 from banyan_runtime.model.attention.triton_paged import TritonAttention, Way
 from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.graphs import Sizes
 from banyan_runtime.model.kernels import FEWEST_ROWS, LARGE
-from banyan_runtime.model.layers import PlainKernels, RmsNorm
+from banyan_runtime.model.layers import Kernels, Layer, PlainKernels
+from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.pool import Cells, KvPool
-from banyan_runtime.model.rope import Rope
+from banyan_runtime.model.rope import Ropes
 from banyan_runtime.model.runner import ModelRunner
-from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.torch_forward import TorchForward
+from banyan_runtime.models.config import Activation, DecoderSpec, Mlp, Norm, NormKind
 from banyan_runtime.step import PADDING_SLOT, Step
 from tests.support.models.driver import Again, Driver, Request
 from tests.support.models.interpreted import combined
 from tests.support.models.replays import Replays
 from tests.support.models.tiny import VOCAB, TinyModel
-from tests.unit.model.test_attention import NARROW, Room, spec
+from tests.unit.model.test_attention import HEADS, KV_HEADS, NARROW, Room, spec
 
 pytestmark = pytest.mark.matrix(gate=1)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,6 +64,11 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
 
 
+def made_by(kernels: Kernels, gated: bool, activation: Activation = "silu") -> Callable[[torch.Tensor, torch.Tensor | None], Layer]:
+    """What makes a layer of its weight and bias."""
+    return partial(kernels.activated, Mlp(0, activation)) if gated else kernels.linear
+
+
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     rtol, atol = DTYPES[found.dtype]
     torch.testing.assert_close(found.double().cpu(), expected, rtol=rtol, atol=atol)
@@ -74,6 +82,57 @@ def test_prompts_equal_one_softmax_over_all_keys(window: int | None, page_size: 
     found = texts.attend([(row, 0, length) for row, length in enumerate(texts.lengths)])
     for row, values in enumerate(found):
         close(values, texts.expected(row))
+
+
+@pytest.mark.parametrize("window", [37, None])
+@pytest.mark.parametrize(("soft_cap", "scale"), [(3.0, 0.6), (3.0, 0.25), (None, 0.6)])
+def test_scores_are_scaled_and_capped_as_the_model_says(soft_cap: float | None, scale: float, window: int | None) -> None:
+    """Of prompts, and of few queries over a context in stretches."""
+    texts = room([150, 20], window, soft_cap=soft_cap, scale=scale)
+    for row, values in enumerate(texts.prefill()):
+        close(values, texts.expected(row))
+    work = [(0, 147, 150), (1, 19, 20)]
+    for (row, start, end), values in zip(work, texts.attend(work), strict=True):
+        close(values, texts.expected(row)[start:end])
+
+
+def of_unlike_layers() -> DecoderSpec:
+    """Narrow heads behind a window, then wider ones, fewer of which share a KV head; then one layer that reads the first one's keys."""
+    narrow, wide = spec(37), spec(None, 48, 4, 1, scale=0.3)
+    third = dataclasses.replace(narrow.layers[0], attention=dataclasses.replace(narrow.layers[0].attention, kv_layer=0))
+    return dataclasses.replace(narrow, layers=(*narrow.layers, *wide.layers, third))
+
+
+def test_each_layer_has_heads_of_its_own() -> None:
+    """As in plain torch: prompts beside drafts, then decode steps, of which some are replayed."""
+    shape, lengths, device, dtype = of_unlike_layers(), [90, 20, 41], torch.device(DEVICE), torch.float32
+    texts = room(lengths)  # whose slots are those of both pools
+    pools = [KvPool(shape, sum(lengths), 1, dtype, device) for _ in range(2)]
+    plain, triton = TorchAttention(shape, pools[0], lambda: None), TritonAttention(shape, pools[1], lambda: None)
+    table = triton.reserve(texts.shape)
+    held = [Held.empty(size, device, sequences, triton.own) for size, sequences in ((4, None), (40, 5))]
+    triton.hold(held)
+    for work, replayed in (
+        ([(0, 0, 85), (1, 0, 3), (2, 0, 30)], None), ([(0, 85, 88), (1, 3, 18), (2, 30, 40)], held[1]),
+        ([(1, 18, 19), (0, 88, 89)], None), ([(2, 40, 41), (0, 89, 90), (1, 19, 20)], held[0]),
+    ):  # fmt: skip
+        step = texts.step(work)
+        tokens = len(step.token_ids)
+        texts.table.apply(step)
+        plain.plan(step, texts.table)
+        if replayed is None:
+            triton.plan(step, texts.table)
+        else:
+            replayed.tell(step, triton.fill(step, texts.table, replayed), Mail().bring)
+            triton.plan_held(replayed)
+        for layer, (each, own) in enumerate((each.attention, each.attention.kv_layer is None) for each in shape.layers):
+            q = some(triton.cells.slots.shape[0], each.heads, each.head_dim, dtype=dtype)
+            if own:
+                k, v = some(2, tokens, each.kv_heads, each.head_dim, dtype=dtype)
+                for pool in pools:
+                    pool.store(layer, torch.from_numpy(step.out_slots).long().to(device), k, v)
+            assert_near(triton.attend(layer, q)[:tokens], plain.attend(layer, q[:tokens].contiguous()))
+    assert table.slots.shape == texts.table.slots.shape
 
 
 @pytest.mark.long
@@ -157,10 +216,11 @@ def test_tiles_without_queries_are_the_last_to_be_computed() -> None:
     texts = room([40, 70, 9])
     assert isinstance(texts.attention, TritonAttention)
     texts.attention.reserve(texts.shape)
-    prompts, rows = Held.empty(160, texts.pool.device, 8), Held.empty(8, texts.pool.device)
+    own, (heads,) = texts.attention.own, texts.attention._heads
+    prompts, rows = Held.empty(160, texts.pool.device, 8, own), Held.empty(8, texts.pool.device, own=own)
     for held, work in ((prompts, [(0, 0, 40), (1, 3, 70), (2, 0, 9)]), (rows, [(0, 39, 40), (1, 69, 70), (2, 8, 9)])):
         step = texts.step(work)
-        counts = texts.attention.fill(step, texts.table, held)[3, : texts.attention._tiles_held(held)]
+        counts = texts.attention.fill(step, texts.table, held)[3, : heads.tiles_held(held)]
         assert counts.sum() == len(step.token_ids)
         asked = counts > 0
         assert 0 < asked.sum() < len(asked)
@@ -168,14 +228,16 @@ def test_tiles_without_queries_are_the_last_to_be_computed() -> None:
 
 
 def test_a_gpu_alone_does_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refusal(kept: torch.dtype = torch.bfloat16) -> str | None:
-        return TritonAttention.refusal(spec(None), torch.device("cuda"), torch.bfloat16, kept, False)
+    def refusal(kept: torch.dtype = torch.bfloat16, head_dim: int = 64) -> str | None:
+        return TritonAttention.refusal(spec(None, head_dim), torch.device("cuda"), torch.bfloat16, kept, False)
 
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     monkeypatch.setattr(kernels.shutil, "which", lambda name: name if name == "clang" else None)
     assert refusal() is None
     assert refusal(torch.float8_e5m2) is None
+    assert refusal(head_dim=512) is None
+    assert "512" in str(refusal(head_dim=514))
     assert "8.9" in str(refusal(torch.float8_e4m3fn))
     assert fused.supports(torch.device("cuda"), torch.bfloat16)
     assert not fused.supports(torch.device("cuda"), torch.float8_e4m3fn)
@@ -206,12 +268,14 @@ def test_on_the_cpu_it_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [64, 96, 896])
-def test_a_fused_norm_is_the_norm(width: int, dtype: torch.dtype) -> None:
-    weight, x = some(width, dtype=dtype), some(5, 2 * width, dtype=dtype)
+@pytest.mark.parametrize(("kind", "width"), [("rms_wide", 96), ("rms", 64), ("rms", 96), ("rms", 896), ("rms_wide", 896)])
+def test_a_fused_norm_is_the_norm(kind: NormKind, width: int, dtype: torch.dtype) -> None:
+    """Also of heads."""
+    weight, x = some(width, dtype=torch.float32 if kind == "rms_wide" else dtype), some(6, 2 * width, dtype=dtype)
     rows, delta = x[:, :width], x[:, width:]  # beside others
-    fused_norm, norm = FusedKernels().norm(weight, 1e-6), RmsNorm(weight, 1e-6)
+    fused_norm, norm = (made.norm(Norm(kind, 1e-6), weight) for made in (FusedKernels(), PlainKernels()))
     assert_near(fused_norm(rows), norm(rows))
+    assert_near(fused_norm(x.view(6, 2, width)), norm(x.view(6, 2, width)))
     (found_sum, found), (sums, expected) = fused_norm.added(rows, delta), norm.added(rows, delta)
     assert torch.equal(found_sum, sums)
     assert_near(found, expected)
@@ -219,11 +283,13 @@ def test_a_fused_norm_is_the_norm(width: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inner", [16, 1100])
-@pytest.mark.parametrize("biased", [True, False])
-def test_a_fused_mlp_is_the_mlp(inner: int, biased: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("activation", "biased"), [("gelu_tanh", True), ("gelu_tanh", False), ("silu", True), ("silu", False)])
+def test_a_fused_mlp_is_the_mlp(inner: int, activation: Activation, biased: bool, dtype: torch.dtype) -> None:
     weight, x = some(2 * inner, 40, dtype=dtype), some(3, 40, dtype=dtype)
     bias = some(2 * inner, dtype=dtype) if biased else None
-    assert_near(FusedKernels().gated(weight, bias)(x), PlainKernels().gated(weight, bias)(x))
+    layer, plain = (made_by(made, True, activation)(weight, bias) for made in (FusedKernels(), PlainKernels()))
+    for rows in (x, x[:1]):
+        assert_near(layer(rows), plain(rows))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -242,8 +308,8 @@ def test_products_of_few_rows_are_the_products(
     few, many = x[: fused_products.MOST_ROWS, :width], x[:, width:]  # beside others
     found, expected = [], []
     for made, results in ((FusedKernels(), found), (PlainKernels(), expected)):
-        layer = (made.gated if gated else made.linear)(scaled, bias)
-        entry = made.entry(made.norm(weight, 1e-6), layer)
+        layer = made_by(made, gated, "gelu_tanh" if biased else "silu")(scaled, bias)
+        entry = made.entry(made.norm(Norm("rms", 1e-6), weight), layer)
         for rows in (few, few[:1], many, many[:0]):
             results += [layer(rows), *entry(rows, None), *entry(rows, rows.flip(1).contiguous())]
     for one, other in zip(found, expected, strict=True):
@@ -258,18 +324,18 @@ def test_more_outputs_than_a_grid_has_programs_are_shared_among_those_there_are(
 
 
 def assert_heads_are_the_heads(
-    shape: ModelSpec, norms: tuple[torch.Tensor | None, torch.Tensor | None], qkv: torch.Tensor, positions: list[int], kept: torch.dtype
+    shape: DecoderSpec, norms: tuple[torch.Tensor | None, torch.Tensor | None], qkv: torch.Tensor, positions: list[int], kept: torch.dtype
 ) -> None:
     """Queries, and what the pool holds afterwards, of padding nothing."""
     device, dtype = torch.device(DEVICE), qkv.dtype
-    rope = Rope(shape, dtype, device)
-    rope.reserve(4096)
-    at = rope.at(torch.tensor(positions, device=DEVICE))
+    ropes = Ropes(shape, 4096, dtype, device)
+    ropes.reserve(4096)
+    at = ropes.at(torch.tensor(positions, device=DEVICE))
     found = []
     for made in (FusedKernels(), PlainKernels()):
         pool = KvPool(shape, 32, 4, dtype, device, kept)
         cells = Cells(pool, torch.tensor([7, 30, 12, PADDING_SLOT], device=DEVICE))
-        queries = made.heads(shape, rope, *norms)(0, qkv, at, cells)
+        queries = made.heads(shape, 0, *norms)(0, qkv, at, cells)
         keys, values = (part.to(dtype) for part in pool.slots(0))
         found.append((queries, keys[:, 1:], values[:, 1:]))
         assert isinstance(made, FusedKernels) <= (not keys[:, PADDING_SLOT].any())
@@ -277,20 +343,26 @@ def assert_heads_are_the_heads(
         torch.testing.assert_close(one, other, rtol=DTYPES[dtype][0], atol=DTYPES[dtype][1], equal_nan=True)
 
 
+def qk_norms(dim: int, kind: NormKind | None, dtype: torch.dtype) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Weights of queries' and of keys', if there are such norms."""
+    kept = torch.float32 if kind == "rms_wide" else dtype
+    return (some(dim, dtype=kept), some(dim, dtype=kept) + 1) if kind else (None, None)
+
+
 SIZES = [(16, 14, 2), (24, 4, 4), (128, 5, 1)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "heads", "kv_heads"), SIZES)
-@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("normed", ["rms", "rms_wide", None])
 @pytest.mark.parametrize("few", [0, 64])
 def test_fused_heads_are_the_heads(
-    dim: int, heads: int, kv_heads: int, normed: bool, few: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    dim: int, heads: int, kv_heads: int, normed: NormKind | None, few: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of tokens whose values are broken as well."""
     monkeypatch.setattr(fused, "_FEW", few)
-    shape = dataclasses.replace(spec(None, dim), heads=heads, kv_heads=kv_heads)
-    norms = (some(dim, dtype=dtype), some(dim, dtype=dtype) + 1) if normed else (None, None)
+    shape = dataclasses.replace(spec(None, dim, heads, kv_heads, qk_norm=normed and "head"), norm=Norm(normed or "rms", 1e-6))
+    norms = qk_norms(dim, normed, dtype)
     qkv = some(4, (heads + 2 * kv_heads) * dim, dtype=dtype)
     qkv[1, -1], qkv[2, -2] = float("nan"), -float("inf")
     assert_heads_are_the_heads(shape, norms, qkv, [3, 0, 70, 4000], dtype)
@@ -301,7 +373,7 @@ def test_fused_heads_are_the_heads(
 @pytest.mark.parametrize(("dim", "heads", "kv_heads"), SIZES)
 def test_fused_heads_keep_eight_bits(dim: int, heads: int, kv_heads: int, kept: torch.dtype, dtype: torch.dtype) -> None:
     """Numbers that eight bits hold, turned by nothing: the interpreter rounds others wrongly (1.95 to 1), and E4M3 has no NaN there."""
-    shape = dataclasses.replace(spec(None, dim), heads=heads, kv_heads=kv_heads)
+    shape = spec(None, dim, heads, kv_heads)
     qkv = some(4, (heads + 2 * kv_heads) * dim, dtype=dtype).to(kept).to(dtype)
     qkv[0, -1], qkv[0, heads * dim] = 6e4, -6e4
     if DEVICE == "cuda" or kept == torch.float8_e5m2:
@@ -325,16 +397,20 @@ def test_turned_and_attended_in_one_launch(
     monkeypatch.setattr(triton_paged, "LIGHT", light)
     monkeypatch.setattr(triton_paged, "FEWEST", light)
     lengths, dtype = [1, 16, 17, 64, 65, 100, 9, 40], torch.float32
-    shape = dataclasses.replace(spec(window, dim), qk_norm=dim == 24)
-    heads, rope = shape.heads + 2 * shape.kv_heads, Rope(shape, dtype, torch.device(DEVICE))
-    rope.reserve(128)
-    at = rope.at(torch.tensor(lengths, device=DEVICE) - 1)
-    norms = (some(dim, dtype=dtype), some(dim, dtype=dtype) + 1) if dim == 24 else (None, None)
-    qkv = some(len(lengths), heads * dim, dtype=dtype)
+    normed: dict[int, NormKind] = {24: "rms", 128: "rms_wide"}
+    named: dict[str, Any] = {"qk_norm": "head" if dim in normed else None, "soft_cap": 2.0 if dim == 128 else None}
+    shape = dataclasses.replace(spec(window, dim, **named), norm=Norm(normed.get(dim, "rms"), 1e-6))
+    ropes = Ropes(shape, 128, dtype, torch.device(DEVICE))
+    ropes.reserve(128)
+    at = ropes.at(torch.tensor(lengths, device=DEVICE) - 1)
+    norms = qk_norms(dim, normed.get(dim), dtype)
+    qkv = some(len(lengths), (HEADS + 2 * KV_HEADS) * dim, dtype=dtype)
     qkv[6, -1] = float("nan")
     found = []
     for turns in (False, True):
-        texts = room(lengths, window, dim=dim, kept=kept)
+        texts = room(lengths, window, dim=dim, kept=kept, **named)
+        assert isinstance(texts.attention, TritonAttention)
+        texts.attention._norm = shape.norm
         texts.attention.reserve(texts.shape)
         for row in range(len(lengths)):
             if lengths[row] > 1:
@@ -346,7 +422,7 @@ def test_turned_and_attended_in_one_launch(
         assert texts.attention.turns
         with monkeypatch.context() as patch:
             patch.setattr(TritonAttention, "turns", turns)
-            out = FusedKernels().heads(shape, rope, *norms).attended(0, qkv, at, texts.attention)
+            out = FusedKernels().heads(shape, 0, *norms).attended(0, qkv, at, texts.attention)
         found.append((out[:7], *(part.to(dtype)[:, 1:] for part in texts.pool.slots(0))))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5, equal_nan=True)
@@ -362,7 +438,9 @@ def fused_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2-window"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "qwen2-window", "gemma2", "gemma3", "gemma4", "gemma4-shared", "cohere2", "phi3", "olmo3"]
+)
 def test_a_model_of_all_of_them_says_what_transformers_says(
     tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,7 +465,7 @@ def replaying(model: TinyModel, recorder: capture.Recorder, monkeypatch: pytest.
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["llama", "mistral-window"])
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma2"])
 def test_steps_that_are_replayed_say_the_same(
     shallow_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

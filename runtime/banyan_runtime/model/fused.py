@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from banyan_runtime.model.attention import Attention, Held
-from banyan_runtime.model.attention.triton_paged import TritonAttention
+from banyan_runtime.model.attention.triton_paged import TritonAttention, fuses_heads
 from banyan_runtime.model.fused_products import Arrived, FusedGated, FusedLinear
 from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.heads import Heads
@@ -25,12 +25,8 @@ from banyan_runtime.models.config import Norm as NormSpec
 from banyan_runtime.step import PADDING_SLOT
 
 _FEW: Final = 64  # rows: of fewer ones each is spread over programs, which keeps a GPU busy
-_HEAD_FEATURES: Final[frozenset[Feature]] = frozenset({
-    "head sizes by layer", "KV of another layer", "no rope", "partial rope", "QK norm after rope", "QK norm over rows", "query growth",
-    "several ropes", "value norm", "values are keys", "wide RMS norm", "LayerNorm",
-})  # fmt: skip
-"""Of models whose heads torch's own operations prepare, one launch each."""
 _BEGIN_FEATURES: Final[frozenset[Feature]] = frozenset({"embedding scale", "layer inputs", "query growth"})
+"""Of models that torch's own operations begin."""
 _TOGETHER: Final = 4096  # numbers of heads that a program takes else, about
 
 
@@ -47,24 +43,26 @@ class FusedKernels(PlainKernels):
         self._arrived = Arrived()
 
     def norm(self, spec: NormSpec, weight: Tensor, bias: Tensor | None = None) -> Norm:
-        return _FusedNorm(weight, spec.eps) if spec.kind == "rms" else super().norm(spec, weight, bias)
+        if spec.kind == "layer":
+            return super().norm(spec, weight, bias)
+        return _FusedNorm(weight, spec.eps, wide=spec.kind == "rms_wide")
 
     def heads(self, spec: DecoderSpec, layer: int, q_norm: Tensor | None, k_norm: Tensor | None) -> Heads:
-        if spec.features & _HEAD_FEATURES:
+        if not fuses_heads(spec.layers[layer].attention, spec.norm):
             return super().heads(spec, layer, q_norm, k_norm)
         return _FusedHeads(spec, layer, q_norm, k_norm)
 
     def entry(self, norm: Norm, layer: Layer) -> Entry:
-        fused = isinstance(norm, _FusedNorm) and isinstance(layer, FusedLinear)
+        fused = isinstance(norm, _FusedNorm) and not norm.wide and isinstance(layer, FusedLinear)
         return _FusedEntry(norm, layer) if fused else super().entry(norm, layer)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
         return self._added(FusedLinear(weight, bias, self.choices, self._arrived))
 
     def activated(self, mlp: Mlp, weight: Tensor, bias: Tensor | None) -> Layer:
-        if not mlp.gated or mlp.activation != "silu":
+        if not mlp.gated:
             return super().activated(mlp, weight, bias)
-        return self._added(FusedGated(weight, bias, self.choices, self._arrived))
+        return self._added(FusedGated(weight, bias, self.choices, self._arrived, mlp.activation))
 
     def _added(self, layer: FusedLinear) -> FusedLinear:
         self.choices.add(layer.product, layer.offers)
@@ -104,16 +102,16 @@ class _FusedBegin:
 
 
 class _FusedNorm(RmsNorm):
-    def __init__(self, weight: Tensor, eps: float) -> None:
+    def __init__(self, weight: Tensor, eps: float, *, wide: bool) -> None:
         from banyan_runtime.model.kernels import dependent, rows
 
-        super().__init__(weight, eps)
+        super().__init__(weight, eps, wide=wide)
         self._kernel = rows.rms_norm
         self._options = dependent.options(weight.device)
         self._block = power_of_two(weight.shape[0])
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._launch(x, None)[1]
+        return self._launch(x.reshape(-1, x.shape[-1]), None)[1].view(x.shape)
 
     def added(self, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         return self._launch(h, delta)
@@ -128,7 +126,7 @@ class _FusedNorm(RmsNorm):
         if x.shape[0]:
             self._kernel[(x.shape[0],)](
                 x, more, self.weight, sums, out, x.stride(0), more.stride(0), self.eps,
-                ADDED=delta is not None, WIDTH=x.shape[1], BLOCK=self._block, **self._options,
+                ADDED=delta is not None, WIDE=self.wide, WIDTH=x.shape[1], BLOCK=self._block, **self._options,
             )  # fmt: skip
         return sums, out
 
@@ -139,14 +137,17 @@ class _FusedHeads(Heads):
 
         self._kernel = rows.place
         self._options = dependent.options
-        self._spec, self._eps = spec.layers[layer].attention, spec.norm.eps
+        self._spec = spec.layers[layer].attention
+        assert self._spec.rope is not None
+        self._rope = spec.ropes.index(self._spec.rope)
+        self._eps, self._wide = spec.norm.eps, spec.norm.kind == "rms_wide"
         self._norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
         self._half = power_of_two(self._spec.head_dim // 2)
         turned = self._spec.heads + self._spec.kv_heads
         self._together = min(power_of_two(turned), max(1, _TOGETHER // (2 * self._half)))
 
     def __call__(self, layer: int, qkv: Tensor, rotations: Sequence[Rotation], cells: Cells) -> Tensor:
-        (cos, sin, _), spec = rotations[0], self._spec
+        (cos, sin, _), spec = rotations[self._rope], self._spec
         tokens = cells.slots.shape[0]
         assert qkv.stride(1) == 1
         keys, values = cells.pool.slots(layer)
@@ -156,7 +157,7 @@ class _FusedHeads(Heads):
         if tokens:
             self._kernel[(tokens, -(-(spec.heads + spec.kv_heads) // together))](
                 qkv, cos, sin, q_weight, k_weight, cells.slots, queries, keys, values, qkv.stride(0), keys.stride(0), self._eps,
-                NORMED=self._norms is not None, HEADS=spec.heads, KV_HEADS=spec.kv_heads, TOGETHER=together,
+                NORMED=self._norms is not None, WIDE=self._wide, HEADS=spec.heads, KV_HEADS=spec.kv_heads, TOGETHER=together,
                 HALF=spec.head_dim // 2, BLOCK=self._half, PADDING=PADDING_SLOT, LARGEST=cells.pool.largest, NARROW=cells.pool.narrow,
                 **self._options(qkv.device),
             )  # fmt: skip
@@ -164,7 +165,7 @@ class _FusedHeads(Heads):
 
     def attended(self, layer: int, qkv: Tensor, rotations: Sequence[Rotation], attention: Attention) -> Tensor:
         if isinstance(attention, TritonAttention) and attention.turns:
-            return attention.turn_and_attend(layer, qkv, rotations[0][:2], self._norms)
+            return attention.turn_and_attend(layer, qkv, rotations[self._rope][:2], self._norms)
         return super().attended(layer, qkv, rotations, attention)
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from banyan_runtime.model.kernel_choices import Kernel, KernelChoices, Product, class_of
 from banyan_runtime.model.kernels import FEWEST_ROWS, LARGE, power_of_two, shared_bytes
 from banyan_runtime.model.layers import RmsNorm
+from banyan_runtime.models.config import Activation
 
 MOST_ROWS: Final = 2
 """Of a product whose rows each read the weight, side by side: all but the first from the cache, which is read about twice as fast."""
@@ -26,7 +27,7 @@ AHEAD_BYTES: Final = 24 << 20
 of it twice."""
 SMALL_BYTES: Final = 16 << 20
 """Of a weight whose lines are all on their way at once."""
-_SILU_BLOCK: Final = 1024
+_GATED_BLOCK: Final = 1024
 _COLUMNS: Final = 1024  # of a weight that a program reads at a time
 _OUTPUTS: Final = 8  # outputs, likewise: 16 KB of a weight in 16 bits are on their way at once
 _REGISTERS: Final = 128  # of a thread: four programs fit into a processor then, where some more would leave room for three
@@ -140,6 +141,7 @@ class FusedLinear:
     """torch's product, but of so few rows that reading the weight takes longest."""
 
     gated = False
+    gelu = False  # the activation of gates; else it is SiLU
 
     def __init__(self, weight: Tensor, bias: Tensor | None, choices: KernelChoices | None = None, arrived: Arrived | None = None) -> None:
         from banyan_runtime.model.kernels import dependent, products, staged, tiles
@@ -159,7 +161,9 @@ class FusedLinear:
         self._stretches = -(-weight.shape[1] // self._stretch)
         self._parts = warps_of(self._stretch)
         self._options, self._shared = dependent.options(weight.device), shared_bytes(weight.device)
-        self._shape = {"BIASED": bias is not None, "GATED": self.gated, "WIDTH": weight.shape[1], "BLOCK": power_of_two(weight.shape[1])}
+        width = weight.shape[1]
+        self._way = {"BIASED": bias is not None, "GATED": self.gated, "GELU": self.gelu, "WIDTH": width}
+        self._block = power_of_two(width)
 
     @property
     def tileable(self) -> bool:
@@ -218,7 +222,7 @@ class FusedLinear:
         self._kernel[(rows, -(-self.outputs // way["OUTPUTS"]))](
             x, more, self.weight if norm is None else norm.weight, self.weight, self.weight if self.bias is None else self.bias, sums, out,
             x.stride(0), more.stride(0), self.outputs, 0.0 if norm is None else norm.eps,
-            ADDED=delta is not None, NORMED=norm is not None, **way, **self._shape, **self._options,
+            ADDED=delta is not None, NORMED=norm is not None, BLOCK=self._block, **way, **self._way, **self._options,
         )  # fmt: skip
         return sums, out
 
@@ -240,7 +244,7 @@ class FusedLinear:
             x, more, self.weight if norm is None else norm.weight, self.weight, self.weight if self.bias is None else self.bias, sums, out,
             shares, arrived, rows, x.stride(0), more.stride(0), self.outputs, 0.0 if norm is None else norm.eps,
             ADDED=delta is not None, NORMED=norm is not None, ROWS=each, PARTS=self._parts, SPLITS=self._stretches, num_warps=self._parts,
-            **self._shape | {"BLOCK": self._stretch}, **self._options,
+            BLOCK=self._stretch, **self._way, **self._options,
         )  # fmt: skip
         return sums, out
 
@@ -256,9 +260,8 @@ class FusedLinear:
             arrived = self._arrived.on(device)
         self._tiles[(tiles, tile.splits)](
             x, self.weight, self.weight if self.bias is None else self.bias, out, parts, arrived, rows, x.stride(0), self.outputs,
-            BIASED=self.bias is not None, GATED=self.gated, WIDTH=self.weight.shape[1], ROWS=tile.rows, OUTPUTS=tile.outputs,
-            COLUMNS=tile.columns, SPLITS=tile.splits, BRING=tile.bring, LATE=tile.late,
-            num_warps=tile.warps, num_stages=tile.stages, **self._options,
+            ROWS=tile.rows, OUTPUTS=tile.outputs, COLUMNS=tile.columns, SPLITS=tile.splits, BRING=tile.bring, LATE=tile.late,
+            num_warps=tile.warps, num_stages=tile.stages, **self._way, **self._options,
         )  # fmt: skip
         return out
 
@@ -266,15 +269,24 @@ class FusedLinear:
 class FusedGated(FusedLinear):
     gated = True
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, choices: KernelChoices | None = None, arrived: Arrived | None = None) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        choices: KernelChoices | None = None,
+        arrived: Arrived | None = None,
+        activation: Activation = "silu",
+    ) -> None:
         from banyan_runtime.model.kernels import rows
 
+        self.gelu = activation == "gelu_tanh"
         super().__init__(weight, bias, choices, arrived)
-        self._silu_times = rows.silu_times
+        self._gate = rows.gated
 
     def of_many(self, x: Tensor) -> Tensor:
         both = super().of_many(x)
         out = torch.empty((x.shape[0], self.outputs), dtype=x.dtype, device=x.device)
         if x.shape[0]:
-            self._silu_times[(x.shape[0], -(-self.outputs // _SILU_BLOCK))](both, out, self.outputs, BLOCK=_SILU_BLOCK, **self._options)
+            grid = (x.shape[0], -(-self.outputs // _GATED_BLOCK))
+            self._gate[grid](both, out, self.outputs, GELU=self.gelu, BLOCK=_GATED_BLOCK, **self._options)
         return out

@@ -95,8 +95,8 @@ class StepGraphs:
         self._decoder, self._attention = decoder, attention
         self._latest = latest
         device = decoder.embed.device
-        decodes = [_Graph(Held.empty(size, device)) for size in sizes.rows]
-        prompts = [_Graph(Held.empty(size, device, most_sequences(size))) for size in sizes.tokens]
+        decodes = [_Graph(Held.empty(size, device, own=attention.own)) for size in sizes.rows]
+        prompts = [_Graph(Held.empty(size, device, most_sequences(size), attention.own)) for size in sizes.tokens]
         graphs = _in_turn(decodes, prompts)
         most = graphs[0].held.size
         self._hidden = torch.zeros(most, decoder.spec.hidden_size, dtype=decoder.dtype, device=device)

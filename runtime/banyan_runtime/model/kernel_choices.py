@@ -23,7 +23,7 @@ class Product(NamedTuple):
 
     outputs: int
     width: int
-    gated: bool  # as `Kernels.gated`
+    gated: bool  # as `Mlp.gated`
 
     @property
     def bytes(self) -> int:

@@ -90,6 +90,8 @@ class Double:
             k, v = (part[pages[first:end].long()].transpose(1, 2).flatten(0, 1)[:length].float() for part in cache)
             rows = slice(int(queries[index]), int(queries[index + 1]))
             scores = torch.einsum("qhd,khd->hqk", q[rows].float(), k.repeat_interleave(group, 1)) * planned["sm_scale"]
+            if cap := planned["logits_soft_cap"]:
+                scores = cap * torch.tanh(scores / cap)
             position = torch.arange(length - (rows.stop - rows.start), length)[:, None]
             hidden = torch.arange(length)[None] > position
             if planned["window_left"] >= 0:

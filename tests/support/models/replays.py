@@ -21,8 +21,8 @@ class Replays:
         assert isinstance(room.attention, Replayed)
         self._room, self._attention = room, room.attention
         device = room.pool.device
-        self._held = [Held.empty(size, device) for size in rows]
-        self._held += [Held.empty(size, device, min(size, 5)) for size in tokens]
+        self._held = [Held.empty(size, device, own=self._attention.own) for size in rows]
+        self._held += [Held.empty(size, device, min(size, 5), self._attention.own) for size in tokens]
         self._queries = torch.zeros(max((*rows, *tokens)), *room.q[0].shape[1:], dtype=room.pool.dtype, device=device)
         self._found = torch.zeros_like(self._queries)
         self._attention.reserve(room.shape)

@@ -32,9 +32,10 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_native, "BLOCK", BLOCK)
 
 
-def spec(window: int | None, head_dim: int = DIM, heads: int = HEADS, kv_heads: int = KV_HEADS, **attention: Any) -> DecoderSpec:
+def spec(window: int | None, head_dim: int = DIM, heads: int | None = None, kv_heads: int = KV_HEADS, **attention: Any) -> DecoderSpec:
     """Of one layer, whose attention has such fields."""
-    sizes = {"hidden_size": 96, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "num_hidden_layers": 1, "head_dim": head_dim}
+    sizes = {"hidden_size": 96, "num_attention_heads": heads or HEADS, "num_key_value_heads": kv_heads, "num_hidden_layers": 1}
+    sizes["head_dim"] = head_dim
     found = parse(BASE | sizes)
     layer = found.layers[0]
     return dataclasses.replace(
@@ -56,9 +57,10 @@ class Room:
         dim: int = DIM,
         device: str = "cpu",
         kept: torch.dtype | None = None,
+        **attention: Any,
     ) -> None:
-        self.lengths, self.window, self.page_size, self.dim = lengths, window, page_size, dim
-        self.spec = spec(window, dim)
+        self.lengths, self.page_size = lengths, page_size
+        self.spec = spec(window, dim, **attention)
         pages = [-(-length // page_size) for length in lengths]
         self.pool = KvPool(self.spec, sum(pages) * page_size, page_size, dtype, torch.device(device), kept)
         self.pulses = 0
@@ -117,13 +119,15 @@ class Room:
         if self.pool.narrow:
             k, v = (part.clamp(-self.pool.largest, self.pool.largest).to(self.pool.kept).to(part.dtype) for part in (k, v))
         q, k, v = (part.double().cpu() for part in (q, k, v))
-        group = HEADS // KV_HEADS
-        scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) / math.sqrt(self.dim)
+        attention = self.spec.layers[0].attention
+        scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(attention.group, 1)) * attention.scale
+        if attention.soft_cap is not None:
+            scores = attention.soft_cap * torch.tanh(scores / attention.soft_cap)
         position = torch.arange(len(q))
         hidden = position[None] > position[:, None]
-        if self.window is not None:
-            hidden |= position[None] <= position[:, None] - self.window
-        return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v.repeat_interleave(group, 1))
+        if attention.window is not None:
+            hidden |= position[None] <= position[:, None] - attention.window
+        return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v.repeat_interleave(attention.group, 1))
 
 
 NARROW = [torch.float8_e4m3fn, torch.float8_e5m2]

@@ -19,8 +19,6 @@ SEQUENCES: Final = 256
 """Of a step of several tokens each that is replayed, at most: attention makes room for the ends of so many."""
 TOKENS_EACH: Final = 4
 """Of the sequences of such a step on average, at least: for more sequences FlashInfer cuts its tiles smaller."""
-OWN: Final = 5
-"""Columns of a held step that are the attention's: for our kernels, four that describe tiles and one number beside them."""
 _COLUMNS: Final = 6  # beside those
 
 
@@ -55,14 +53,14 @@ class Held:
     slots: Tensor  # where keys and values go
     counts: Tensor  # 1, or 0 of a padded token
     ends: Tensor  # keys that are seen
-    own: Tensor  # [OWN, tokens] what the attention has to say
+    own: Tensor  # [Replayed.own, tokens] what the attention has to say
     sequences: int | None  # at most, of as many tokens as there are together; None: a decode step's, of one each
 
     @classmethod
-    def empty(cls, size: int, device: torch.device, sequences: int | None = None) -> Held:
-        """For so many tokens."""
+    def empty(cls, size: int, device: torch.device, sequences: int | None = None, own: int = 0) -> Held:
+        """For so many tokens, and columns of the attention's."""
         # Columns that begin at multiples of 16 bytes: for others Triton would compile its kernels once more.
-        told = torch.zeros(_COLUMNS + OWN, -(-size // 4) * 4, dtype=torch.int32, device=device)
+        told = torch.zeros(_COLUMNS + own, -(-size // 4) * 4, dtype=torch.int32, device=device)
         ids, rows, positions, slots, counts, ends = told[:_COLUMNS, :size].unbind(0)
         return cls(told, ids, rows, positions, slots, counts, ends, told[_COLUMNS:, :size], sequences)
 
@@ -91,6 +89,8 @@ def most_sequences(tokens: int) -> int:
 @runtime_checkable
 class Replayed(Attention, Protocol):
     """Attention whose steps can be captured as graphs: kernels are launched over memory that stays, and steps are filled in."""
+
+    own: int  # columns of `Held.own`
 
     def reserve(self, shape: TableShape) -> DeviceTable:
         """Called before the first step, with the size of the table that all steps are planned with: where keys lie, on the device. Whoever

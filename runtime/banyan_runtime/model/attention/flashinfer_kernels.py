@@ -39,6 +39,7 @@ class Module:
     dtype: torch.dtype
     head_dim: int
     windowed: bool
+    capped: bool = False  # scores, by a tanh
 
     @property
     def name(self) -> str:
@@ -51,14 +52,14 @@ class Module:
         }[self.kind]
         return (
             f"batch_{kind}_with_kv_cache_dtype_q_{dtype}_dtype_kv_{dtype}_dtype_o_{dtype}_dtype_idx_i32_"
-            f"head_dim_qk_{dim}_head_dim_vo_{dim}_posenc_0_use_swa_{self.windowed}_use_logits_cap_False{variant}"
+            f"head_dim_qk_{dim}_head_dim_vo_{dim}_posenc_0_use_swa_{self.windowed}_use_logits_cap_{self.capped}{variant}"
         )
 
     def spec(self) -> Any:
         """FlashInfer's way to compile it, a JitSpec: `get_batch_prefill_module` and `get_batch_decode_module` ask for the same."""
         from flashinfer.jit.attention import modules
 
-        common = (self.dtype, self.dtype, self.dtype, torch.int32, self.head_dim, self.head_dim, 0, self.windowed, False)
+        common = (self.dtype, self.dtype, self.dtype, torch.int32, self.head_dim, self.head_dim, 0, self.windowed, self.capped)
         if self.kind == "decode":
             return modules.gen_batch_decode_module(*common)
         if self.kind == "fa2":
@@ -124,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--head-dims", type=int, nargs="+", choices=HEAD_DIMS, default=[64, 128])
     parser.add_argument("--dtypes", nargs="+", choices=types, default=["bfloat16"])
     parser.add_argument("--windows", nargs="+", choices=["no", "yes"], default=["no", "yes"], help="layers without and with one")
+    parser.add_argument("--soft-caps", nargs="+", choices=["no", "yes"], default=["no"], help="scores without and with one (Gemma 2)")
     parser.add_argument("--generations", nargs="+", choices=["fa2", "fa3"], help="fa3 is for prompts on 9.0a (default: what ARCH takes)")
     parser.add_argument("--arch", type=_named, nargs="+", default=["9.0a"], help="what they are compiled for, such as 8.0 9.0a")
     return parser
@@ -138,8 +140,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
         parser.error("--generations fa3 runs on 9.0a alone: name it in --arch too, or leave fa3 out")
     kinds: list[Kind] = [kind for kind in ("decode", "fa2", "fa3") if kind == "decode" or kind in generations]
     modules = [
-        Module(kind, getattr(torch, dtype), head_dim, window == "yes")
-        for kind, dtype, head_dim, window in product(kinds, asked.dtypes, asked.head_dims, asked.windows)
+        Module(kind, getattr(torch, dtype), head_dim, window == "yes", cap == "yes")
+        for kind, dtype, head_dim, window, cap in product(kinds, asked.dtypes, asked.head_dims, asked.windows, asked.soft_caps)
     ]
     started = time.monotonic()
     try:

@@ -32,13 +32,12 @@ from banyan_runtime.model.attention.flashinfer_kernels import HEAD_DIMS, TYPES, 
 from banyan_runtime.model.device import pinned, tensor
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.table import DeviceTable, SlotTable
-from banyan_runtime.models.config import DecoderSpec, Feature
+from banyan_runtime.models.config import DecoderSpec
 from banyan_runtime.step import I32, PADDING_SLOT, Pulse, Step, TableShape
 
 log = logging.getLogger("banyan")
 
 FEW_QUERIES: Final = 16  # of the longest sequence of a step
-_UNKNOWN: Final[frozenset[Feature]] = frozenset({"attention soft cap", "head sizes by layer"})
 CUDA_CORES: Final = 4  # heads that share a KV head: with fewer, a decode step is faster without tensor cores
 _SHOWN: Final = 300  # characters of a library's words
 WORKSPACE: Final = 128 << 20  # bytes for parts of results, as FlashInfer recommends; what graphs need beyond that is asked for
@@ -74,6 +73,7 @@ class _Memory:
 
 class FlashInferAttention:
     name = "flashinfer"
+    own = 0  # plans say everything
 
     def __init__(self, spec: DecoderSpec, pool: KvPool, pulse: Pulse) -> None:
         os.environ["FLASHINFER_WORKSPACE_BASE"] = str(_base())  # read when it is imported
@@ -119,9 +119,9 @@ class FlashInferAttention:
             return "it computes in float16 and bfloat16"
         if kv_dtype != dtype:
             return "it keeps keys and values in the model's type"
-        if unknown := spec.features & _UNKNOWN:
-            return f"it does not compute {', '.join(sorted(unknown))}"
-        if (dim := spec.layers[0].attention.head_dim) not in HEAD_DIMS:
+        if (uniform := spec.uniform) is None:
+            return "it computes heads that are the same in every layer"
+        if (dim := uniform.head_dim) not in HEAD_DIMS or uniform.value_size != dim:
             return f"its heads are {', '.join(map(str, HEAD_DIMS))} wide, not {dim}"
         ahead, there, lacking = _ahead(package.origin), list[Path](), list[Module]()
         for module in _modules(spec, dtype, _generation(spec, dtype, device, ahead)):
@@ -195,7 +195,8 @@ class FlashInferAttention:
         spec, dtype = self._spec, self._pool.dtype
         return {
             "num_qo_heads": spec.heads, "num_kv_heads": spec.kv_heads, "page_size": 1, "sm_scale": spec.scale,
-            "window_left": -1 if window is None else window - 1, "q_data_type": dtype, "kv_data_type": dtype,
+            "window_left": -1 if window is None else window - 1, "logits_soft_cap": spec.soft_cap, "q_data_type": dtype,
+            "kv_data_type": dtype,
         }  # fmt: skip
 
     def hold(self, steps: Sequence[Held]) -> None:
@@ -358,7 +359,8 @@ def _modules(spec: DecoderSpec, dtype: torch.dtype, generation: Kind) -> list[Mo
     if attention.group < CUDA_CORES:
         kinds.append("decode")
     windowed = sorted({window is not None for window in spec.windows})
-    return [Module(kind, dtype, attention.head_dim, window) for kind in kinds for window in windowed]
+    capped = attention.soft_cap is not None
+    return [Module(kind, dtype, attention.head_dim, window, capped) for kind in kinds for window in windowed]
 
 
 def _missing(curand: bool) -> str | None:

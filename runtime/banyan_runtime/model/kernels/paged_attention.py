@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from banyan_runtime.model.kernels.dependent import await_earlier, bring_up_next
-from banyan_runtime.model.kernels.rows import finite, marked
+from banyan_runtime.model.kernels.rows import finite, marked, weighted
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -46,6 +46,7 @@ def attend(
     KEYS: tl.constexpr,  # at a time
     SPLIT: tl.constexpr,  # whether a program meets a stretch of the context, or all of it
     WINDOW: tl.constexpr,  # 0: none
+    CAP: tl.constexpr,  # scores become CAP * tanh(score / CAP); 0: they stay
     PRECISION: tl.constexpr,  # of products of fp32
     DEPENDENT: tl.constexpr,
 ):
@@ -78,7 +79,7 @@ def attend(
     queries = tl.load(q + row[:, None] * DIM + dims[None, :], mask=real[:, None] & inside[None, :], other=0.0)
     high, mass, sums = _over(
         queries, position + query, keys + shift, values + shift, own_slots, _none_of(keys, KEYS, WIDTH), _none_of(keys, KEYS, WIDTH),
-        begin, end, position, scale, WINDOW, False, DIM, WIDTH, ROWS, KEYS, WINDOW > 0, PRECISION,
+        begin, end, position, scale, WINDOW, False, DIM, WIDTH, ROWS, KEYS, WINDOW > 0, CAP, PRECISION,
     )  # fmt: skip
     whole = position + query < length
     _put(out, parts, highs, masses, high, mass, sums, row, stretch, tokens * HEADS, dims, real, inside, whole, DIM, SPLIT)
@@ -128,6 +129,7 @@ def turn_and_attend(
     eps,
     scale,
     NORMED: tl.constexpr,
+    WIDE: tl.constexpr,  # whether the weight is applied before a norm is rounded
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -136,6 +138,7 @@ def turn_and_attend(
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     PRECISION: tl.constexpr,
     AHEAD: tl.constexpr,  # whether the first keys are read before what the kernels before wrote is there: they are of earlier steps
     PADDING: tl.constexpr,
@@ -189,12 +192,12 @@ def turn_and_attend(
     readable = real[:, None] & inside[None, :]
     queries = _turned(
         tl.load(heads + dims[None, :], mask=readable, other=0.0), tl.load(heads + across[None, :], mask=readable, other=0.0),
-        q_gain, q_across, cosines, sines, eps, NORMED, DIM,
+        q_gain, q_across, cosines, sines, eps, NORMED, WIDE, DIM,
     )  # fmt: skip
     own_key = own + (HEADS + head) * DIM
     key = _turned(
         _spread(own_key, dims, one, inside), _spread(own_key, across, one, inside), k_gain, k_across, own_cosines, own_sines, eps,
-        NORMED, DIM,
+        NORMED, WIDE, DIM,
     )  # fmt: skip
     value = _spread(own_key + KV_HEADS * DIM, dims, one, inside)
     queries, key, value = _here(queries), _here(key), _here(value)
@@ -205,12 +208,12 @@ def turn_and_attend(
     tl.store(own_values + place, kept_value, mask=stored)
     high, mass, sums = _over(
         queries, position + 0 * rows, own_keys, own_values, own_slots, first_key, first_value, begin, end, position, scale, WINDOW,
-        AHEAD, DIM, WIDTH, ROWS, KEYS, WINDOW > 0, PRECISION,
+        AHEAD, DIM, WIDTH, ROWS, KEYS, WINDOW > 0, CAP, PRECISION,
     )  # fmt: skip
     if newest:  # a turn of one key that is seen
         high, mass, sums = _weighed(
             queries, position + 0 * rows, kept_key, kept_value, position + one, position + 1, scale * LOG2_E, WINDOW, high, mass, sums,
-            True, False, PRECISION,
+            True, False, CAP, PRECISION,
         )  # fmt: skip
     row = at * HEADS + head * GROUP + rows
     whole = (position + 0 * rows) < length
@@ -244,14 +247,14 @@ def _gains(weight, dims, across, inside, NORMED: tl.constexpr):
 
 
 @triton.jit
-def _turned(own, other, gain, other_gain, cosines, sines, eps, NORMED: tl.constexpr, DIM: tl.constexpr):
+def _turned(own, other, gain, other_gain, cosines, sines, eps, NORMED: tl.constexpr, WIDE: tl.constexpr, DIM: tl.constexpr):
     """Heads [n, WIDTH], normed and turned to their position, of which `other` has the halves exchanged; sines and cosines likewise."""
     kind = own.dtype
     if NORMED:
         wide = own.to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, 1) / DIM + eps)[:, None]
-        own = (wide * scale).to(kind) * gain.to(kind)[None, :]
-        other = (other.to(tl.float32) * scale).to(kind) * other_gain.to(kind)[None, :]
+        own = weighted(wide * scale, gain[None, :], kind, WIDE)
+        other = weighted(other.to(tl.float32) * scale, other_gain[None, :], kind, WIDE)
     return own * cosines + other * sines
 
 
@@ -298,6 +301,7 @@ def _over(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One stretch: the rows' largest scores in powers of two, the sums of powers of two relative to them, and those of values."""
@@ -307,14 +311,15 @@ def _over(
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
     if AHEAD:
         places = begin + tl.arange(0, KEYS)
-        high, mass, sums = _weighed(queries, at, key, value, places, end, scale, window, high, mass, sums, True, WINDOWED, PRECISION)
+        high, mass, sums = _weighed(queries, at, key, value, places, end, scale, window, high, mass, sums, True, WINDOWED, CAP, PRECISION)
         begin += KEYS
     if ROWS >= MANY and not WINDOWED:  # of few queries a second loop would cost more than it spares: its first reads are waited for
         whole = begin + tl.maximum(tl.minimum(end, position + 1) - begin, 0) // KEYS * KEYS
         for start in range(begin, whole, KEYS):
             high, mass, sums = _turn(
-                queries, at, keys, values, own_slots, start, end, scale, window, high, mass, sums, DIM, WIDTH, KEYS, False, False, PRECISION
-            )
+                queries, at, keys, values, own_slots, start, end, scale, window, high, mass, sums, DIM, WIDTH, KEYS, False, False, CAP,
+                PRECISION,
+            )  # fmt: skip
         begin = whole
     some = True
     if AHEAD:  # of what follows only programs with more keys wait for the first reads
@@ -323,7 +328,7 @@ def _over(
         for start in range(begin, end, KEYS):
             high, mass, sums = _turn(
                 queries, at, keys, values, own_slots, start, end, scale, window, high, mass, sums, DIM, WIDTH, KEYS, True, WINDOWED,
-                PRECISION,
+                CAP, PRECISION,
             )  # fmt: skip
     return high, mass, sums
 
@@ -331,22 +336,27 @@ def _over(
 @triton.jit
 def _turn(
     queries, at, keys, values, own_slots, start, end, scale, window, high, mass, sums,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, PARTLY: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, PARTLY: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Some keys and values; PARTLY: not every query sees all of them."""
     places = start + tl.arange(0, KEYS)
     known = places < end if PARTLY else tl.full((KEYS,), True, tl.int1)
     key, value = _in(keys, values, tl.load(own_slots + places, mask=known, other=0).to(tl.int64), known, DIM, WIDTH)
-    return _weighed(queries, at, key, value, places, end, scale, window, high, mass, sums, PARTLY, WINDOWED, PRECISION)
+    return _weighed(queries, at, key, value, places, end, scale, window, high, mass, sums, PARTLY, WINDOWED, CAP, PRECISION)
 
 
 @triton.jit
 def _weighed(
     queries, at, key, value, places, end, scale, window, high, mass, sums,
-    PARTLY: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    PARTLY: tl.constexpr, WINDOWED: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     key, value = _widened(key, queries.dtype), _widened(value, queries.dtype)
     scores = tl.dot(queries, tl.trans(key), input_precision=PRECISION)
+    if CAP > 0:
+        # tanh(x) = 1 - 2 / (1 + e^2x). The scale is in powers of two here.
+        scores = 1.0 - 2.0 / (1.0 + tl.exp2(scores * (scale * (2.0 / CAP))))
+        scale = CAP * LOG2_E
     if PARTLY:
         seen = (places < end)[None, :] & (places[None, :] <= at[:, None])
         if WINDOWED:

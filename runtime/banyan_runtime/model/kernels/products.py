@@ -7,6 +7,7 @@ import triton.language as tl
 
 from banyan_runtime.model.kernels import cache
 from banyan_runtime.model.kernels.dependent import await_earlier
+from banyan_runtime.model.kernels.rows import activated
 
 
 @triton.jit
@@ -25,7 +26,8 @@ def product(
     ADDED: tl.constexpr,
     NORMED: tl.constexpr,
     BIASED: tl.constexpr,
-    GATED: tl.constexpr,  # silu(gate) * up, as rows.silu_times
+    GATED: tl.constexpr,  # activation(gate) * up, as rows.gated
+    GELU: tl.constexpr,  # that activation
     WHOLE: tl.constexpr,  # whether all of a program's lines are asked for together, and brought into the cache before it waits
     DEPENDENT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -54,7 +56,7 @@ def product(
         for column in tl.static_range(COLUMNS, WIDTH, COLUMNS):
             own, also = _part(weight, first, outputs, column, False, WIDTH, COLUMNS, OUTPUTS)
             gathered += own.to(tl.float32) * _factor(x, delta, norms, 1.0, column + columns, False, False, WIDTH, kind)[None, :]
-        _put(out, gathered, gathered, own_bias, also_bias, first, outputs, BIASED, False, OUTPUTS)
+        _put(out, gathered, gathered, own_bias, also_bias, first, outputs, BIASED, False, GELU, OUTPUTS)
     else:
         scale = 1.0
         if NORMED:
@@ -73,7 +75,7 @@ def product(
             gathered += own.to(tl.float32) * factor[None, :]
             if GATED:
                 beside += also.to(tl.float32) * factor[None, :]
-        _put(out, gathered, beside, own_bias, also_bias, first, outputs, BIASED, GATED, OUTPUTS)
+        _put(out, gathered, beside, own_bias, also_bias, first, outputs, BIASED, GATED, GELU, OUTPUTS)
 
 
 @triton.jit
@@ -117,7 +119,8 @@ def bias_part(bias, first, outputs, BIASED: tl.constexpr, GATED: tl.constexpr, O
 
 @triton.jit
 def _put(
-    out, gathered, beside, own_bias, also_bias, first, outputs, BIASED: tl.constexpr, GATED: tl.constexpr, OUTPUTS: tl.constexpr
+    out, gathered, beside, own_bias, also_bias, first, outputs,
+    BIASED: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
     """The results of the lines from `first` on, of whose columns products are gathered."""
     kind = out.dtype.element_ty
@@ -131,7 +134,7 @@ def _put(
         if BIASED:
             up += also_bias.to(tl.float32)
         gate = result.to(kind).to(tl.float32)
-        tl.store(out + each, (gate * tl.sigmoid(gate)).to(kind) * up.to(kind), mask=known)
+        tl.store(out + each, activated(gate, GELU).to(kind) * up.to(kind), mask=known)
     else:
         tl.store(out + each, result.to(kind), mask=known)
 

@@ -51,16 +51,17 @@ def rms_norm(
     delta_stride,
     eps,
     ADDED: tl.constexpr,
+    WIDE: tl.constexpr,  # whether the weight is applied before the norm is rounded
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,  # WIDTH, or the next power of two
     DEPENDENT: tl.constexpr,
 ):
-    """The norm of one row, of the sum with another one: rounded to its type before the weight is applied (layers.RmsNorm)."""
+    """The norm of one row, of the sum with another one (layers.RmsNorm)."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
     kind = out.dtype.element_ty
-    gain = tl.load(weight + at, mask=inside, other=0.0).to(kind)
+    gain = tl.load(weight + at, mask=inside, other=0.0)
     await_earlier(DEPENDENT)
     values = tl.load(x + row * stride + at, mask=inside, other=0.0)
     if ADDED:
@@ -69,26 +70,43 @@ def rms_norm(
         tl.store(sums + row * WIDTH + at, values, mask=inside)
     wide = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
-    normed = (wide * scale).to(kind) * gain
-    tl.store(out + row * WIDTH + at, normed, mask=inside)
+    tl.store(out + row * WIDTH + at, weighted(wide * scale, gain, kind, WIDE), mask=inside)
 
 
 @triton.jit
-def silu_times(
+def weighted(normed, gain, kind: tl.constexpr, WIDE: tl.constexpr):
+    """A norm in float32 times its weight, rounded to the model's type in between, or behind."""
+    if WIDE:
+        return (normed * gain.to(tl.float32)).to(kind)
+    return normed.to(kind) * gain.to(kind)
+
+
+@triton.jit
+def gated(
     both,  # [rows, 2 * inner]: gates, then ups
     out,  # [rows, inner]
     inner,
+    GELU: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """silu(gate) * up, each rounded to the type in between, as torch does it."""
+    """activation(gate) * up, each rounded to the type in between, as torch does it."""
     await_earlier(DEPENDENT)
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < inner
     gate = tl.load(both + row * 2 * inner + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + row * 2 * inner + inner + at, mask=inside, other=0.0)
     kind = out.dtype.element_ty
-    tl.store(out + row * inner + at, (gate * tl.sigmoid(gate)).to(kind) * up, mask=inside)
+    tl.store(out + row * inner + at, activated(gate, GELU).to(kind) * up, mask=inside)
+
+
+@triton.jit
+def activated(gate, GELU: tl.constexpr):
+    """silu, or gelu in the form with tanh: x * (1 + tanh(y)) / 2 = x * sigmoid(2 * y)."""
+    at = gate
+    if GELU:
+        at = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 * sqrt(2 / pi)
+    return gate * tl.sigmoid(at)
 
 
 @triton.jit
@@ -106,6 +124,7 @@ def place(
     head_stride,
     eps,
     NORMED: tl.constexpr,
+    WIDE: tl.constexpr,  # whether the weight is applied before a norm is rounded
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     TOGETHER: tl.constexpr,  # heads at a time, a power of two
@@ -137,8 +156,8 @@ def place(
         wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
         mean = (tl.sum(wide_low * wide_low, 1) + tl.sum(wide_high * wide_high, 1)) / (2 * HALF)
         scale = tl.rsqrt(mean + eps)[:, None]
-        low = (wide_low * scale).to(kind) * low_norms.to(kind)
-        high = (wide_high * scale).to(kind) * high_norms.to(kind)
+        low = weighted(wide_low * scale, low_norms, kind, WIDE)
+        high = weighted(wide_high * scale, high_norms, kind, WIDE)
     turn = row * 2 * HALF + at
     cos_low, cos_high = tl.load(cos + turn, mask=real, other=0.0), tl.load(cos + turn + HALF, mask=real, other=0.0)
     sin_low, sin_high = tl.load(sin + turn, mask=real, other=0.0), tl.load(sin + turn + HALF, mask=real, other=0.0)

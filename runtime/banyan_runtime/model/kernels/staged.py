@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from banyan_runtime.model.kernels.dependent import await_earlier
+from banyan_runtime.model.kernels.rows import activated
 from banyan_runtime.model.kernels.tiles import joined
 
 LINES: tl.constexpr = tl.constexpr(16)  # of a weight that a program multiplies, as few as tensor cores take
@@ -36,7 +37,8 @@ def staged(
     ADDED: tl.constexpr,
     NORMED: tl.constexpr,
     BIASED: tl.constexpr,
-    GATED: tl.constexpr,  # silu(gate) * up, as rows.silu_times
+    GATED: tl.constexpr,  # activation(gate) * up, as rows.gated
+    GELU: tl.constexpr,  # that activation
     DEPENDENT: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,  # columns that a program multiplies, a power of two
@@ -101,8 +103,7 @@ def staged(
     if GATED:
         halves = tl.reshape(result.to(kind), (2, OUTPUTS, result.shape[1]))
         gates, ups = tl.split(tl.permute(halves, (1, 2, 0)))
-        wide_gates = gates.to(tl.float32)
-        found = (wide_gates * tl.sigmoid(wide_gates)).to(kind) * ups
+        found = activated(gates.to(tl.float32), GELU).to(kind) * ups
     else:
         found = result.to(kind)
     each = first + tl.arange(0, OUTPUTS)

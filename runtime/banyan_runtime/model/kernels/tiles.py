@@ -13,6 +13,7 @@ import triton.language as tl
 from banyan_runtime.model.kernels import cache
 from banyan_runtime.model.kernels.dependent import await_earlier, bring_up_next
 from banyan_runtime.model.kernels.products import bias_part
+from banyan_runtime.model.kernels.rows import activated
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -27,7 +28,8 @@ def tile(
     stride,
     outputs,
     BIASED: tl.constexpr,
-    GATED: tl.constexpr,  # silu(gate) * up, as rows.silu_times
+    GATED: tl.constexpr,  # activation(gate) * up, as rows.gated
+    GELU: tl.constexpr,  # that activation
     DEPENDENT: tl.constexpr,
     WIDTH: tl.constexpr,  # a multiple of COLUMNS
     ROWS: tl.constexpr,  # of a tile
@@ -80,7 +82,7 @@ def tile(
         result = own.to(kind)
         if GATED:
             gate = result.to(tl.float32)
-            result = (gate * tl.sigmoid(gate)).to(kind) * also.to(kind)
+            result = activated(gate, GELU).to(kind) * also.to(kind)
         known = (row < rows)[:, None] & (each < outputs)[None, :]
         tl.store(out + row.to(tl.int64)[:, None] * outputs + each[None, :], result, mask=known)
 
