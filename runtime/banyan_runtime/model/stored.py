@@ -15,7 +15,7 @@ from torch import Tensor
 
 from banyan_runtime.errors import ModelError
 from banyan_runtime.hub import checkpoint
-from banyan_runtime.hub.gguf import header
+from banyan_runtime.hub.gguf import architectures, header
 from banyan_runtime.hub.gguf.tensors import Named, half_split, name_in_file, named
 from banyan_runtime.model import other_blocks
 from banyan_runtime.model.blocks import BlockKind, Blocks, dequantize
@@ -119,11 +119,12 @@ class GgufFile:
     def __init__(self, file: Path) -> None:
         """Raises ModelError for a header that is broken."""
         self._header = header.read(file)
-        self._named = named(header.Fields(self._header))
-        self.tensors = {name: Stored(file, each.tensor.kind, each.tensor.shape) for name, each in self._named.items()}
+        fields = header.Fields(self._header)
+        self._named, self._architecture = named(fields), architectures.of(fields)
+        self.tensors = {name: Stored(each.tensor.file, each.tensor.kind, each.tensor.shape) for name, each in self._named.items()}
 
     def spelled(self, name: str) -> str:
-        return self._named[name].tensor.name if name in self._named else name_in_file(name)
+        return self._named[name].tensor.name if name in self._named else name_in_file(name, self._architecture)
 
     def kept(self, name: str) -> BlockKind | None:
         tensor = self.tensors[name]
@@ -142,9 +143,11 @@ class GgufFile:
                 value = _value(each, each.tensor.lines(memory))
                 order = None if each.heads is None else half_split(each.tensor.shape[0], each.heads)
                 if isinstance(value, Blocks):
-                    yield name, value if order is None else value.taken(order), self._header.path.name
-                else:
-                    yield name, value if order is None else value[torch.from_numpy(order)], self._header.path.name
+                    yield name, value if order is None else value.taken(order), each.tensor.file.name
+                    continue
+                if each.offset:
+                    value = value.float() - each.offset
+                yield name, value if order is None else value[torch.from_numpy(order)], each.tensor.file.name
 
     def changes(self, wanted: Container[str]) -> str | None:
         counts = Counter(tensor.kind for name, tensor in self.tensors.items() if name in wanted and tensor.kind in other_blocks.VALUES)
