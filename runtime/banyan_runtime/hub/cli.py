@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     inspect = commands.add_parser("inspect", help="what a model folder holds; exit code 65 if it cannot be served")
     inspect.add_argument("path", help="a model folder, or an address (catalog://, hf://, s3://) that is fetched first")
     inspect.add_argument("--json", action="store_true", help="as JSON")
-    convert = commands.add_parser("convert", help="make a model folder with bfloat16 safetensors of a GGUF file (llama, qwen2, qwen3)")
+    convert = commands.add_parser("convert", help="make a model folder with bfloat16 safetensors of a GGUF file")
     convert.add_argument("gguf", type=Path, metavar="FILE.gguf")
     convert.add_argument("folder", type=Path, metavar="DIR", help="must not exist")
     args = parser.parse_args(list(argv))

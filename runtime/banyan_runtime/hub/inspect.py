@@ -14,7 +14,7 @@ from banyan_runtime.hub import checkpoint
 from banyan_runtime.hub.checkpoint import StoredTensor
 from banyan_runtime.hub.files import read_object, read_object_if_any, shown
 from banyan_runtime.hub.gguf import header
-from banyan_runtime.hub.gguf.files import find
+from banyan_runtime.hub.gguf.files import find, parts
 
 _PLAIN: Final = ("F64", "F32", "F16", "BF16")
 _JOINED: Final = (".qweight", ".weight_packed")  # several numbers of a matrix in one of 32 bits
@@ -52,7 +52,7 @@ def inspect(folder: Path) -> Summary:
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file, so {folder} is not a whole model folder") from None
     whole = find(folder)
-    files = checkpoint.files(folder) if whole is None else {whole: frozenset[str]()}
+    files = checkpoint.files(folder) if whole is None else dict.fromkeys(parts(whole), frozenset[str]())
     tensors = checkpoint.tensors(files) if whole is None else _of_gguf(whole)
     heads = _count(config, "num_attention_heads", path) or 0
     kv_heads = _count(config, "num_key_value_heads", path) or heads
@@ -100,9 +100,8 @@ def _joined(config: Mapping[str, Any]) -> int:
 
 
 def _of_gguf(file: Path) -> list[StoredTensor]:
-    return [
-        StoredTensor(found.name, file, found.shape, found.kind, found.offset, found.nbytes) for found in header.read(file).tensors.values()
-    ]
+    found = header.read(file).tensors.values()
+    return [StoredTensor(each.name, each.file, each.shape, each.kind, each.offset, each.nbytes) for each in found]
 
 
 def _count(config: Mapping[str, Any], key: str, path: Path) -> int | None:

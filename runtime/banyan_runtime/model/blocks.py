@@ -1,7 +1,7 @@
 """Weights in the block formats of GGUF: 32 or 256 neighbours of a row share one or two scales.
 
 The formats are those of the GGUF specification, and `quantize` rounds the three simple ones as their reference does, so that a
-file made elsewhere and one made here hold the same bytes. Formats that nothing computes on are in `other_blocks.py`.
+file made elsewhere and one made here hold the same bytes. `block_values.py` reads them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,22 +17,8 @@ import torch
 from torch import Tensor
 
 from banyan_runtime.model import host
+from banyan_runtime.model.block_values import DECODE, PAIRS, SIZES, BlockKind, Bytes, Floats
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
-
-BlockKind = Literal["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
-
-SIZES: Final[dict[BlockKind, tuple[int, int]]] = {
-    "Q8_0": (32, 34),
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q4_K": (256, 144),
-    "Q6_K": (256, 210),
-}
-"""Of one block: values, bytes."""
-
-_PAIRS: Final = np.array([0, 2, 4, 6], np.uint8)[:, None]  # where the upper bits of a byte's four values of Q6_K stand
 _CHUNK: Final = 1 << 18  # values that a thread works on at once: with what is made of them they stay in its cache
 
 
@@ -89,7 +75,7 @@ def elements(parameters: Iterable[Parameter]) -> int:
 def dequantize(blocks: Blocks) -> Floats:
     """The values of the blocks, float32 [rows, columns]."""
     out = np.empty((blocks.rows, blocks.columns), np.float32)
-    decode, size = _DECODE[blocks.kind], SIZES[blocks.kind][1]
+    decode, size = DECODE[blocks.kind], SIZES[blocks.kind][1]
 
     def work(rows: slice) -> None:
         out[rows] = decode(blocks.data[rows].reshape(-1, size)).reshape(-1, blocks.columns)
@@ -174,64 +160,6 @@ def by_rows(rows: int, columns: int, work: Callable[[slice], None]) -> None:
             pass
 
 
-# --- reading: blocks [n, bytes] → float32 [n, values] ---
-
-
-def scale(blocks: Bytes, at: int) -> Floats:
-    """The float16 at byte `at` of each block, as a column."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
-
-
-def nibbles(packed: Bytes) -> Bytes:
-    """[..., n] bytes → [..., 2, n]: the lower halves, then the upper ones."""
-    return np.stack((packed & 15, packed >> 4), axis=-2)
-
-
-def group_scales(packed: Bytes) -> tuple[Floats, Floats]:
-    """Scales and minima [n, 8, 1] of the 32-value groups of Q4_K and Q5_K: 6 bits each, packed in 12 bytes."""
-    low, high, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
-    scales = np.concatenate((low & 63, (rest & 15) | (low >> 6 << 4)), axis=1)
-    minima = np.concatenate((high & 63, (rest >> 4) | (high >> 6 << 4)), axis=1)
-    return scales[:, :, None].astype(np.float32), minima[:, :, None].astype(np.float32)
-
-
-def affine(values: Floats, steps: Floats, depths: Floats) -> Floats:
-    """Values [n, 8, 32] of groups with steps and depths [n, 8, 1], as [n, 256]."""
-    spread: Floats = values * steps - depths
-    return spread.reshape(-1, 256)
-
-
-def _read_q8_0(blocks: Bytes) -> Floats:
-    return blocks[:, 2:].view(np.int8).astype(np.float32) * scale(blocks, 0)
-
-
-def _read_q4_0(blocks: Bytes) -> Floats:
-    return (nibbles(blocks[:, 2:]).reshape(-1, 32).astype(np.float32) - 8) * scale(blocks, 0)
-
-
-def _read_q4_1(blocks: Bytes) -> Floats:
-    return nibbles(blocks[:, 4:]).reshape(-1, 32).astype(np.float32) * scale(blocks, 0) + scale(blocks, 2)
-
-
-def _read_q4_k(blocks: Bytes) -> Floats:
-    scales, minima = group_scales(blocks[:, 4:16])
-    values = nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32).astype(np.float32)
-    return affine(values, scales * scale(blocks, 0)[:, :, None], minima * scale(blocks, 2)[:, :, None])
-
-
-def _read_q6_k(blocks: Bytes) -> Floats:
-    low = nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
-    high: Bytes = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> _PAIRS & np.uint8(3)
-    values = (low | high << 4).astype(np.float32).reshape(-1, 16, 16) - 32
-    scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * scale(blocks, 208)
-    return (values * scales[:, :, None]).reshape(-1, 256)
-
-
-_DECODE: Final[dict[BlockKind, Callable[[Bytes], Floats]]] = {
-    "Q8_0": _read_q8_0, "Q4_0": _read_q4_0, "Q4_1": _read_q4_1, "Q4_K": _read_q4_k, "Q6_K": _read_q6_k,
-}  # fmt: skip
-
-
 # --- writing: float32 [n, values] → blocks [n, bytes] ---
 
 
@@ -301,7 +229,7 @@ def _write_q6_k(values: Floats) -> Bytes:
     unit = (scales * _half(step).view("<f2").astype(np.float32))[:, :, None]
     whole = (np.rint(groups * _inverse(unit)).clip(-32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
     low = _packed((whole & 15).reshape(-1, 2, 2, 64)).reshape(-1, 128)
-    high = np.bitwise_or.reduce(whole >> 4 << _PAIRS, axis=2).reshape(-1, 64)
+    high = np.bitwise_or.reduce(whole >> 4 << PAIRS, axis=2).reshape(-1, 64)
     return np.concatenate((low, high, scales.view(np.uint8), _half(step)), axis=1)
 
 

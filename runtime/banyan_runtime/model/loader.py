@@ -24,7 +24,8 @@ from banyan_runtime.hub.files import shown
 from banyan_runtime.hub.gguf.files import find
 from banyan_runtime.model import blocks, reading
 from banyan_runtime.model import device as devices
-from banyan_runtime.model.blocks import BlockKind, Blocks, Parameter
+from banyan_runtime.model.block_values import BlockKind
+from banyan_runtime.model.blocks import Blocks, Parameter
 from banyan_runtime.model.packed import PackedSafetensors
 from banyan_runtime.model.reading import Wanted
 from banyan_runtime.model.stored import GgufFile, Safetensors, Source

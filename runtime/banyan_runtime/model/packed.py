@@ -20,7 +20,8 @@ from torch import Tensor
 from banyan_runtime.errors import ModelError
 from banyan_runtime.hub.files import shown
 from banyan_runtime.model import blocks
-from banyan_runtime.model.blocks import BlockKind, Blocks, Floats
+from banyan_runtime.model.block_values import BlockKind, Floats
+from banyan_runtime.model.blocks import Blocks
 from banyan_runtime.model.reading import Span
 from banyan_runtime.model.stored import Safetensors, Stored, changed
 from banyan_runtime.models.quantization import Grouped, Packing, Scaled

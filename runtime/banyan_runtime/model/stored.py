@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,13 @@ from torch import Tensor
 
 from banyan_runtime.errors import ModelError
 from banyan_runtime.hub import checkpoint
-from banyan_runtime.hub.gguf import header
+from banyan_runtime.hub.gguf import architectures, header
 from banyan_runtime.hub.gguf.tensors import Named, half_split, name_in_file, named
-from banyan_runtime.model import other_blocks
-from banyan_runtime.model.blocks import BlockKind, Blocks, dequantize
+from banyan_runtime.model.block_values import BlockKind
+from banyan_runtime.model.blocks import Blocks, dequantize
 from banyan_runtime.model.reading import Span
 
-_BLOCKS: Final[dict[str, BlockKind]] = {kind: kind for kind in get_args(BlockKind)} | {"Q5_0": "Q8_0"}
-"""What matrices of a kind are kept as."""
+_BLOCKS: Final[dict[str, BlockKind]] = {kind: kind for kind in get_args(BlockKind)}
 _FLOATS: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _KINDS: Final = {"F64": torch.float64, **_FLOATS}  # of safetensors
 
@@ -112,18 +110,19 @@ def changed(file: Path, error: Exception) -> ModelError:
 class GgufFile:
     form = "*.gguf"
     title = "Loading GGUF"
-    kinds = frozenset({*_FLOATS, *_BLOCKS, *other_blocks.VALUES})
-    block_kinds = frozenset({*_BLOCKS, *other_blocks.VALUES})
+    kinds = frozenset({*_FLOATS, *_BLOCKS})
+    block_kinds = frozenset(_BLOCKS)
     remedy = "; take another quantization of the model (Q4_K_M, Q4_0, Q8_0)"
 
     def __init__(self, file: Path) -> None:
         """Raises ModelError for a header that is broken."""
         self._header = header.read(file)
-        self._named = named(header.Fields(self._header))
-        self.tensors = {name: Stored(file, each.tensor.kind, each.tensor.shape) for name, each in self._named.items()}
+        fields = header.Fields(self._header)
+        self._named, self._architecture = named(fields), architectures.of(fields)
+        self.tensors = {name: Stored(each.tensor.file, each.tensor.kind, each.tensor.shape) for name, each in self._named.items()}
 
     def spelled(self, name: str) -> str:
-        return self._named[name].tensor.name if name in self._named else name_in_file(name)
+        return self._named[name].tensor.name if name in self._named else name_in_file(name, self._architecture)
 
     def kept(self, name: str) -> BlockKind | None:
         tensor = self.tensors[name]
@@ -142,19 +141,14 @@ class GgufFile:
                 value = _value(each, each.tensor.lines(memory))
                 order = None if each.heads is None else half_split(each.tensor.shape[0], each.heads)
                 if isinstance(value, Blocks):
-                    yield name, value if order is None else value.taken(order), self._header.path.name
-                else:
-                    yield name, value if order is None else value[torch.from_numpy(order)], self._header.path.name
+                    yield name, value if order is None else value.taken(order), each.tensor.file.name
+                    continue
+                if each.offset:
+                    value = value.float() - each.offset
+                yield name, value if order is None else value[torch.from_numpy(order)], each.tensor.file.name
 
     def changes(self, wanted: Container[str]) -> str | None:
-        counts = Counter(tensor.kind for name, tensor in self.tensors.items() if name in wanted and tensor.kind in other_blocks.VALUES)
-        if not counts:
-            return None
-        listed = ", ".join(f"{count} in {kind}" for kind, count in sorted(counts.items()))
-        return (
-            f"Nothing computes on some of the blocks in {self._header.path.name}: matrices {listed} become unquantized, larger and slower. "
-            "Q4_K_M, Q4_0 and Q8_0 files stay as they are."
-        )
+        return None
 
 
 def _value(each: Named, lines: header.Bytes) -> Blocks | Tensor:
@@ -164,8 +158,5 @@ def _value(each: Named, lines: header.Bytes) -> Blocks | Tensor:
     if tensor.kind in _FLOATS:
         own = torch.from_numpy(np.array(lines).reshape(-1))  # torch takes no memory that it may not write to
         return own.view(_FLOATS[tensor.kind]).view(tensor.shape)
-    if tensor.kind in other_blocks.VALUES:
-        return torch.from_numpy(other_blocks.values(tensor.kind, lines, columns)).view(tensor.shape)
-    kept = _BLOCKS[tensor.kind]
-    held = other_blocks.q8_0_of_q5_0(lines, columns) if kept != tensor.kind else Blocks(kept, len(lines), columns, lines)
+    held = Blocks(_BLOCKS[tensor.kind], len(lines), columns, lines)
     return held if len(tensor.shape) == 2 else torch.from_numpy(dequantize(held)).view(tensor.shape)

@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType, quants
 from safetensors.torch import load_file
 
 from banyan_runtime.model import blocks
+from banyan_runtime.model.block_values import SIZES
 
 ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
@@ -21,6 +22,8 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
 }
+_HALVES_AT = {"Q5_K": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
+"""Float16 in blocks of kinds that the library only reads."""
 CONTROL, USER_DEFINED, NORMAL, UNUSED = 3, 4, 1, 5
 
 
@@ -77,10 +80,11 @@ def encoded(values: npt.NDArray[np.float32], kind: str) -> npt.NDArray[Any]:
         return values
     if kind in ("Q4_K", "Q6_K"):
         return blocks.quantize(values, kind).data  # type: ignore[arg-type]
-    if kind == "Q5_K":  # any bytes are a matrix
-        rng = np.random.default_rng(values.shape[0])
-        data = rng.integers(0, 256, (values.size // 256, 176), np.uint8)
-        data[:, :4] = np.array([[0.001, 0.001]] * len(data), "<f2").view(np.uint8)
+    if kind in _HALVES_AT:  # any bytes are a matrix
+        length, size = SIZES[kind]  # type: ignore[index]
+        data = np.random.default_rng(values.shape[0]).integers(0, 256, (values.size // length, size), np.uint8)
+        for at in _HALVES_AT[kind]:
+            data[:, at : at + 2] = np.array([[0.001]] * len(data), "<f2").view(np.uint8)
         return data.reshape(len(values), -1)
     found: npt.NDArray[Any] = quants.quantize(values, GGMLQuantizationType[kind])
     return found

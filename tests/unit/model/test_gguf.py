@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,7 +97,7 @@ def test_blocks_stay_blocks_and_rows_come_in_the_order_of_checkpoints(family: st
             ("Q4_K", "Q4_K", f"{attention}.q_proj"), ("Q4_0", "Q4_0", f"{attention}.k_proj"), ("Q6_K", "Q6_K", f"{attention}.v_proj"),
         ],
         "layers.2.out": [("Q4_1", "Q4_1", f"{attention}.o_proj")],
-        "layers.2.gate_up": [("Q5_0", "Q8_0", f"{mlp}.gate_proj"), ("F16", None, f"{mlp}.up_proj")],
+        "layers.2.gate_up": [("Q5_0", "Q5_0", f"{mlp}.gate_proj"), ("F16", None, f"{mlp}.up_proj")],
         "layers.2.down": [("Q4_K", "Q4_K", f"{mlp}.down_proj")],
     }.items():  # fmt: skip
         parameter = found[name]
@@ -118,22 +117,22 @@ def test_blocks_stay_blocks_and_rows_come_in_the_order_of_checkpoints(family: st
     assert not in_file.data.flags.writeable, "it was copied"
 
 
-def test_formats_that_nothing_computes_on_become_values_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kinds", gate([["Q5_1", "Q5_K"], ["IQ4_NL", "Q2_K"], ["MXFP4", "Q3_K"], ["Q5_0", "IQ4_XS"]]))
+def test_blocks_of_all_kinds_stay_as_they_are_in_the_file(tmp_path: Path, kinds: list[str], caplog: pytest.LogCaptureFixture) -> None:
     model = make(tmp_path / "model", "qwen2", **WIDE)
-    kinds = {"ffn_up": "Q5_1", "ffn_down": "Q5_K"}
-    file = ggufs.write(model.folder, tmp_path / "m.gguf", lambda name: kinds.get(name.split(".")[-2], "Q8_0"))
+    stored = dict(zip(("ffn_up", "ffn_down"), kinds, strict=True))
+    file = ggufs.write(model.folder, tmp_path / "m.gguf", lambda name: stored.get(name.split(".")[-2], "Q8_0"))
     with caplog.at_level(logging.INFO, "banyan"):
         found = parameters(unfolded(file))
-    assert isinstance(found["layers.0.down"], torch.Tensor)
-    up = load_file(model.folder / "model.safetensors")["model.layers.0.mlp.up_proj.weight"].float().numpy()
-    gate_up = found["layers.0.gate_up"]
-    assert isinstance(gate_up, tuple)
-    assert torch.equal(gate_up[1], torch.from_numpy(ggufs.decoded(up, "Q5_1")))  # type: ignore[arg-type]
-    assert re.search(r"m\.gguf.* 3 in Q5_1, 3 in Q5_K", caplog.text)
-    assert re.search(r" 16 in Q8_0, 6 in float32", caplog.text)
+    tensors = {name: tensor.float().numpy() for name, tensor in load_file(model.folder / "model.safetensors").items()}
+    for name, part, kind in (("up_proj", found["layers.0.gate_up"][1], kinds[0]), ("down_proj", found["layers.0.down"][0], kinds[1])):
+        assert isinstance(part, Blocks)
+        assert part.kind == kind
+        np.testing.assert_array_equal(dequantize(part), ggufs.decoded(tensors[f"model.layers.0.mlp.{name}.weight"], kind))
+    assert f" 3 in {min(kinds)}, 3 in {max(kinds)}, 16 in Q8_0" in caplog.text
 
 
-@pytest.mark.parametrize("change", [{"ffn_up": "Q2_K"}, {"attn_v": "IQ4_NL"}])
+@pytest.mark.parametrize("change", [{"ffn_up": "IQ2_S"}, {"attn_v": "TQ2_0"}])
 def test_other_formats_are_refused_with_the_tensor_and_what_to_take(tmp_path: Path, change: dict[str, str]) -> None:
     model = make(tmp_path / "model", "qwen2", **WIDE)
     ((part, kind),) = change.items()
@@ -143,7 +142,7 @@ def test_other_formats_are_refused_with_the_tensor_and_what_to_take(tmp_path: Pa
     stored = header.read(file).tensors[f"blk.1.{part}.weight"]
     content = bytearray(file.read_bytes())
     at = content.index(f"blk.1.{part}.weight".encode()) + len(stored.name) + 4 + 8 * 2  # behind name, count and shape
-    number = {"Q2_K": 10, "IQ4_NL": 20}[kind]
+    number = {"IQ2_S": 22, "TQ2_0": 35}[kind]
     assert content[at] == 8, "Q8_0"
     content[at] = number
     file.write_bytes(content)

@@ -60,6 +60,8 @@ def _convert(gguf: Any, source: Path, folder: Path, report: Report) -> None:
             values = gguf.quants.dequantize(tensor.lines(memory), gguf.GGMLQuantizationType[tensor.kind]).reshape(tensor.shape)
             if each.heads is not None:
                 values = values[half_split(len(values), each.heads)]
+            if each.offset:
+                values = values - np.float32(each.offset)
             tensors[name] = _bfloat16(values)
             bar.advance()
     _save(tensors, folder / "model.safetensors")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from banyan_runtime.errors import AccessError, ModelError
 from banyan_runtime.hub.files import shown
-from banyan_runtime.hub.gguf.files import MAGIC
+from banyan_runtime.hub.gguf.files import MAGIC, parts
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -51,40 +51,70 @@ _KINDS: Final = {
 class StoredTensor:
     """A tensor as the header describes it; `kind` in the format's words (Q4_1), `shape` with the columns last."""
 
+    file: Path
     name: str
     kind: str
     shape: tuple[int, ...]
     offset: int  # bytes from the beginning of the file
     nbytes: int
 
-    def lines(self, memory: Bytes) -> Bytes:
-        """Its bytes in the memory of its file, a line for each row; a vector is one line."""
+    def lines(self, memory: Mapping[Path, Bytes]) -> Bytes:
+        """Its bytes in the memory of the files, a line for each row; a vector is one line."""
         rows = self.shape[0] if len(self.shape) > 1 else 1
-        return memory[self.offset : self.offset + self.nbytes].reshape(rows, -1)
+        return memory[self.file][self.offset : self.offset + self.nbytes].reshape(rows, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
+    """The keys of a file, and its tensors, with those of its other parts."""
+
     path: Path
     fields: Mapping[str, Any]  # numbers, texts, truths, and lists of one kind of these
     tensors: Mapping[str, StoredTensor]
 
-    def memory(self) -> Bytes:
-        """The whole file as memory that may only be read. Raises ModelError."""
-        try:
-            memory = np.memmap(self.path, np.uint8, "r")
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{self.path}: cannot be read any more ({error}); fetch it again") from error
-        if any(tensor.offset + tensor.nbytes > len(memory) for tensor in self.tensors.values()):
-            raise ModelError(f"{self.path}: has become shorter since its header was read; fetch it again")
-        return memory.view(np.ndarray)
+    def memory(self) -> Mapping[Path, Bytes]:
+        """The whole files as memory that may only be read. Raises ModelError."""
+        found: dict[Path, Bytes] = {}
+        for tensor in self.tensors.values():
+            if tensor.file not in found:
+                found[tensor.file] = _mapped(tensor.file)
+            if tensor.offset + tensor.nbytes > len(found[tensor.file]):
+                raise ModelError(f"{tensor.file}: has become shorter since its header was read; fetch it again")
+        return found
+
+
+def _mapped(path: Path) -> Bytes:
+    try:
+        return np.memmap(path, np.uint8, "r").view(np.ndarray)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read any more ({error}); fetch it again") from error
 
 
 def read(path: Path) -> Header:
-    """The header of a file, checked: every tensor's bytes lie within the file, and no two tensors share any.
+    """The header of a file, checked: every tensor's bytes lie within the file, and no two tensors share any. The tensors of a file that
+    is the first of several parts are those of all parts.
 
     Raises ModelError that names the file and the key or tensor, AccessError for a file that may not be read.
     """
+    first = _read(path)
+    count, number = (first.fields.get(f"split.{key}", default) for key, default in (("count", 1), ("no", 0)))
+    if type(count) is not int or count <= 1:
+        return first
+    others = parts(path)
+    if number != 0 or len(others) != count:
+        raise ModelError(
+            f"{path}: is one of {count} parts, of which {len(others)} are there; name the first one, and put all others beside it"
+        )
+    tensors = dict(first.tensors)
+    for index, other in enumerate(others[1:], start=1):
+        part = _read(other)
+        if (part.fields.get("split.no"), part.fields.get("split.count")) != (index, count) or tensors.keys() & part.tensors.keys():
+            raise ModelError(f"{other}: is not part {index + 1} of the {count} of {path.name}; fetch it again")
+        tensors |= part.tensors
+    return Header(path, first.fields, tensors)
+
+
+def _read(path: Path) -> Header:
     try:
         if not path.is_file():
             raise ModelError(f"{path}: is no regular file; fetch it again")
@@ -146,7 +176,7 @@ class _Reader:
             count *= extent
         if not count or shape[-1] % values:
             raise self._broken(f"tensor {shown(name)} has shape {shown(shape)}; rows of {kind} are multiples of {values}")
-        return StoredTensor(name, kind, shape, offset, count // values * size)
+        return StoredTensor(self._path, name, kind, shape, offset, count // values * size)
 
     def _placed(self, described: list[StoredTensor], data: int, alignment: int) -> dict[str, StoredTensor]:
         placed: dict[str, StoredTensor] = {}
@@ -160,7 +190,7 @@ class _Reader:
             behind, last = begin + tensor.nbytes, tensor.name
             if behind > self._size:
                 raise self._broken(f"is truncated (it holds {self._size} bytes): tensor {shown(last)} ends at byte {behind}")
-            placed[last] = StoredTensor(last, tensor.kind, tensor.shape, begin, tensor.nbytes)
+            placed[last] = replace(tensor, offset=begin)
         return placed
 
     def _value(self, kind: int, what: str) -> Any:

@@ -1,8 +1,9 @@
-"""Which tensor of a GGUF file is which of a checkpoint's: names, and the order of rows."""
+"""Which tensor of a GGUF file is which of a checkpoint's: names, the order of rows, and what was added to the numbers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,33 +12,32 @@ import numpy.typing as npt
 
 from banyan_runtime.errors import ModelError
 from banyan_runtime.hub.files import shown
+from banyan_runtime.hub.gguf import architectures, rope
+from banyan_runtime.hub.gguf.architectures import Architecture
 from banyan_runtime.hub.gguf.header import Fields, StoredTensor
+from banyan_runtime.hub.gguf.keys import Keys
 
-ROPE_FACTORS: Final = "rope_freqs.weight"  # what rotary frequencies are divided by; becomes a part of config.json
-_IN_LAYER: Final = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+_AT_TOP: Final = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
-_AT_TOP: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_SCALE: Final = "layer_output_scale"  # a number, which a checkpoint has without the end .weight
 _NAME: Final = re.compile(r"(?:blk\.(0|[1-9]\d{0,3})\.)?(\w+)\.(weight|bias)", re.ASCII)
+_IN_CONFIG: Final = (rope.FACTORS, rope.LONG_FACTORS, rope.SHORT_FACTORS)
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
     """A tensor under the name that it has in a checkpoint. `heads`: its rows are those of so many heads, and within each head
-    the two halves that rotate together are interleaved; None: they lie as in a checkpoint."""
+    the two halves that rotate together are interleaved; None: they lie as in a checkpoint. `offset`: what was added to its numbers."""
 
     tensor: StoredTensor
-    heads: int | None
+    heads: int | None = None
+    offset: float = 0.0
 
 
 def named(fields: Fields) -> dict[str, Named]:
@@ -45,38 +45,48 @@ def named(fields: Fields) -> dict[str, Named]:
 
     Raises ModelError for rows that are not those of the heads that the file names.
     """
-    heads: dict[str, int] = {}
-    if fields.text("general.architecture") == "llama":  # other architectures have the order of checkpoints
-        heads["attn_q"] = fields.size("llama.attention.head_count")
-        heads["attn_k"] = fields.size("llama.attention.head_count_kv", heads["attn_q"])
+    known, keys = architectures.of(fields), Keys(fields)
+    heads = {"attn_q": keys.size("attention.head_count")} if known.turned else {}
+    if known.turned:
+        heads["attn_k"] = keys.size("attention.head_count_kv", heads["attn_q"])
+    parts = known.parts
     found: dict[str, Named] = {}
     for tensor in fields.header.tensors.values():
-        if tensor.name == ROPE_FACTORS:
+        if tensor.name in _IN_CONFIG:
             continue
         layer, part, kind = match.groups() if (match := _NAME.fullmatch(tensor.name)) else (None, "", "")
-        names = _AT_TOP if layer is None else _IN_LAYER
-        if part not in names:
-            found[tensor.name] = Named(tensor, None)
+        if (name := _name(parts, layer, part, kind)) is None:
+            found[tensor.name] = Named(tensor)
             continue
         if part in heads and tensor.shape[0] % (2 * heads[part]):
             raise ModelError(
                 f"{fields.where}: tensor {shown(tensor.name)} has {tensor.shape[0]} rows, not those of {heads[part]} heads; "
                 "fetch the file again"
             )
-        there = names[part] if layer is None else f"model.layers.{layer}.{names[part]}"
-        found[f"{there}.{kind}"] = Named(tensor, heads.get(part))
+        if name in found:
+            raise ModelError(f"{fields.where}: tensors {shown(found[name].tensor.name)} and {shown(tensor.name)} are one; fetch it again")
+        found[name] = Named(tensor, heads.get(part), known.norm_offset if part.endswith("norm") else 0.0)
     return found
 
 
-def name_in_file(name: str) -> str:
+def _name(parts: Mapping[str, str], layer: str | None, part: str, kind: str) -> str | None:
+    if layer is None:
+        return f"{_AT_TOP[part]}.{kind}" if part in _AT_TOP else None
+    if part == _SCALE:
+        return f"model.layers.{layer}.layer_scalar"
+    return f"model.layers.{layer}.{parts[part]}.{kind}" if part in parts else None
+
+
+def name_in_file(name: str, known: Architecture) -> str:
     """How a GGUF file spells the name of a checkpoint's tensor."""
     stem, _, kind = name.rpartition(".")
-    for names, prefix in ((_AT_TOP, ""), (_IN_LAYER, "blk.")):
-        for ours, theirs in names.items():
-            if not prefix and stem == theirs:
-                return f"{ours}.{kind}"
-            if prefix and (match := re.fullmatch(rf"model\.layers\.(\d+)\.{re.escape(theirs)}", stem)):
-                return f"{prefix}{match[1]}.{ours}.{kind}"
+    for ours, theirs in _AT_TOP.items():
+        if stem == theirs:
+            return f"{ours}.{kind}"
+    if (match := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)) is not None:
+        for ours, theirs in known.parts.items():
+            if theirs == match[2]:
+                return f"blk.{match[1]}.{ours}.{kind}"
     return name
 
 

@@ -21,12 +21,13 @@ from typing import Any, Final
 
 from banyan_runtime.errors import AccessError, UnavailableError
 from banyan_runtime.hub.gguf import config, header
+from banyan_runtime.hub.gguf.files import parts
 from banyan_runtime.hub.gguf.header import Fields
 
 log = logging.getLogger("banyan")
 
 _SIZES: Final = ".banyan-sizes.json"  # of what was made
-_FORM: Final = "1"  # of what is made; a change makes folders anew
+_FORM: Final = "2"  # of what is made; a change makes folders anew
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 _NAMED: Final = 80  # characters of a file's name in that of its folder
 
@@ -46,7 +47,8 @@ def unfold(file: Path, beside: Path | None, cache: Path, *, tokenizer: bool = Tr
         makers.pop("tokenizer_config.json", None)
     if beside is not None and not makers:
         return beside  # nothing is left to say
-    target = cache / "gguf" / f"{file.stem[:_NAMED]}-{_digest(file, (own, sorted(makers)))}"
+    whole = parts(file)
+    target = cache / "gguf" / f"{file.stem[:_NAMED]}-{_digest(whole, (own, sorted(makers)))}"
     if _whole(target):
         return target
     fields = Fields(header.read(file))
@@ -60,7 +62,8 @@ def unfold(file: Path, beside: Path | None, cache: Path, *, tokenizer: bool = Tr
             for name in own:
                 assert beside is not None
                 (scratch / name).symlink_to((beside / name).resolve())
-            (scratch / file.with_suffix(".gguf").name).symlink_to(file.resolve())
+            for part in whole:
+                (scratch / part.with_suffix(".gguf").name).symlink_to(part.resolve())
             sizes = {path.name: path.lstat().st_size for path in scratch.iterdir()}
             (scratch / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
             scratch.chmod(0o755)  # others may share the cache
@@ -109,11 +112,11 @@ def _counts(path: Path) -> bool:
     return not path.name.startswith(".") and path.suffix != ".gguf"
 
 
-def _digest(file: Path, beside: object) -> str:
-    """Another one for every version of the file: by its place, size and times, since reading it all would take minutes."""
-    known = os.stat(file)  # noqa: PTH116
-    version = [_FORM, str(file.resolve()), known.st_size, known.st_mtime_ns, known.st_ino, beside]
-    return hashlib.sha256(json.dumps(version).encode()).hexdigest()[:16]
+def _digest(whole: list[Path], beside: object) -> str:
+    """Another one for every version of the files: by their places, sizes and times, since reading them all would take minutes."""
+    known = [(str(part.resolve()), os.stat(part)) for part in whole]  # noqa: PTH116
+    versions = [(path, found.st_size, found.st_mtime_ns, found.st_ino) for path, found in known]
+    return hashlib.sha256(json.dumps([_FORM, versions, beside]).encode()).hexdigest()[:16]
 
 
 def written(value: dict[str, Any]) -> str:

@@ -14,7 +14,8 @@ from torch import Tensor
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import blocks, edits, host
-from banyan_runtime.model.blocks import BlockKind, Blocks, Parameter
+from banyan_runtime.model.block_values import BlockKind
+from banyan_runtime.model.blocks import Blocks, Parameter
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.forward import Picked
 from banyan_runtime.model.mail import Mail
@@ -32,9 +33,7 @@ from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TokenMask
 log = logging.getLogger("banyan")
 
 _KINDS: Final = {torch.float32: Kind.F32, torch.bfloat16: Kind.BF16}
-_BLOCK_KINDS: Final[dict[BlockKind, Kind]] = {
-    "Q8_0": Kind.Q8_0, "Q4_0": Kind.Q4_0, "Q4_1": Kind.Q4_1, "Q4_K": Kind.Q4_K, "Q6_K": Kind.Q6_K,
-}  # fmt: skip
+_BLOCK_KINDS: Final[dict[BlockKind, Kind]] = {kind: Kind[kind] for kind in get_args(BlockKind)}
 _ACTIVATIONS: Final[dict[models.Activation, Activation]] = {"silu": Activation.SILU, "gelu_tanh": Activation.GELU_TANH}
 _KEPT_LOGITS: Final = 1 << 24  # numbers: 64 MB, more than decoding takes
 _ONE_PART: Final = frozenset({"embed", "head", "gate", "up", "inputs_gate"})

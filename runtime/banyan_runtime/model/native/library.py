@@ -19,6 +19,14 @@ class Kind(IntEnum):
     Q4_1 = 4
     Q4_K = 5
     Q6_K = 6
+    Q5_K = 7
+    Q3_K = 8
+    Q2_K = 9
+    Q5_0 = 10
+    Q5_1 = 11
+    IQ4_NL = 12
+    IQ4_XS = 13
+    MXFP4 = 14
 
 
 class Activation(IntEnum):

@@ -19,7 +19,7 @@
 struct Stretch {
     static constexpr int INPUTS = 256;
     U words[INPUTS / 2][2];                            // of the panel's low outputs, and of its high ones
-    F scales[INPUTS / 16][2], shifts[INPUTS / 32][2];  // of groups
+    F scales[INPUTS / 16][2], shifts[INPUTS / 16][2];  // of groups
     std::vector<F> totals;                             // [rows][2]
 
     static Stretch &mine() {
@@ -64,7 +64,7 @@ __attribute__((noinline)) void meet_rows(
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
                 F total = fma(stretch.scales[g][h] * scale, sums[m][h].value(), totals[2 * m + h]);
-                if constexpr (SHIFTED) total = fma(stretch.shifts[g][h], splat(shifts[m * Activations::GROUPS + g]), total);
+                if constexpr (SHIFTED) total = fma(stretch.shifts[g][h], splat(shifts[m * Activations::GROUPS * SHARING + g]), total);
                 totals[2 * m + h] = total;
             }
         }
@@ -125,6 +125,9 @@ class Blocks {
         return F{};
     }
 
+    // Sums of activations that share a shift.
+    INLINE const float *sums_of(const Activations &rows, int64_t group) { return SHARING == 1 ? rows.sum(group) : rows.half_sum(group); }
+
     // A row's total after a group joined it.
     INLINE F joined(F total, F scale, F shift, float row_scale, float row_sum, F sum) {
         total = fma(scale * splat(row_scale), sum, total);
@@ -134,7 +137,7 @@ class Blocks {
     __attribute__((noinline)) static void one(const Work &work, int64_t panel) {
         const uint32_t *unit = work.panel(panel);
         const auto *numbers = work.rows.numbers(0);
-        const float *scale = work.rows.scale(0), *sum = work.rows.sum(0);
+        const float *scale = work.rows.scale(0), *sum = sums_of(work.rows, 0);
         F totals[2] = {};
         for (int64_t group = 0; group < work.groups(); group += UNIT_GROUPS, unit += Format::WORDS)
             for (int g = 0; g < UNIT_GROUPS; g++, numbers += GROUP) {
@@ -149,7 +152,7 @@ class Blocks {
 #pragma GCC unroll 2
                         for (int w = 0; w < WORDS; w++) total.add(words[w], Meeting::spread(numbers, index * WORDS + w));
                     }
-                    totals[h] = joined(totals[h], Format::scale(unit, g, h), shift_of(unit, g, h), scale[(group + g) / SHARING], sum[(group + g) / SHARING], total.value());
+                    totals[h] = joined(totals[h], Format::scale(unit, g, h), shift_of(unit, g, h), scale[(group + g) / SHARING], sum[group + g], total.value());
                 }
             }
         work.panels.put(work.target, 0, panel, totals[0], totals[1]);
@@ -197,7 +200,7 @@ class Blocks {
     static void meet(const Work &work, Stretch &stretch, int64_t s, int groups, int &row) {
         for (; row + ROWS <= work.count; row += ROWS) {
             const int64_t at = work.rows.at(row, s);
-            meet_rows<Meeting, GROUP, Format::SHIFTED, ROWS>(stretch, work.rows.numbers(at), work.rows.scale(at), work.rows.sum(at), groups, &stretch.totals[2 * row]);
+            meet_rows<Meeting, GROUP, Format::SHIFTED, ROWS>(stretch, work.rows.numbers(at), work.rows.scale(at), sums_of(work.rows, at), groups, &stretch.totals[2 * row]);
         }
     }
 };

@@ -1,4 +1,4 @@
-// Weights of 8 bits, or 6: they meet activations of 16 bits, which cost no more than what bfloat16 leaves of them would.
+// Weights of 8 bits, 6 or 5, or values of a table: they meet activations of 16 bits, which cost no more than what bfloat16 leaves of them would.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ struct ByteMeeting {
         to[1] = (U)((Halves)bytes >> 8);
     }
     INLINE U spread(const int16_t *numbers, int word) { return spread_word(numbers, word); }
-    INLINE void values(uint32_t bytes, float scale, float, float *to) {
-        for (int i = 0; i < 4; i++) to[i] = (float)(int8_t)(bytes >> PLACE[i]) * scale;
+    INLINE void values(uint32_t bytes, float scale, float shift, float *to) {
+        for (int i = 0; i < 4; i++) to[i] = (float)(int8_t)(bytes >> PLACE[i]) * scale + shift;
     }
 };
 

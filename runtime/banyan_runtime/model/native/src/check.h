@@ -75,26 +75,78 @@ inline double half_at(const uint8_t *at) {
     return bits & 0x8000 ? -size : size;
 }
 
+// Where a block's float16 stand; -1: it has none there.
+struct Places {
+    int scale, other;
+};
+
+inline Places halves_of(Kind kind) {
+    switch (kind) {
+    case Kind::q6_k: return {208, -1};
+    case Kind::q3_k: return {108, -1};
+    case Kind::q2_k: return {80, 82};
+    case Kind::q4_1:
+    case Kind::q5_1:
+    case Kind::q4_k:
+    case Kind::q5_k: return {0, 2};
+    case Kind::mxfp4: return {-1, -1};
+    default: return {0, -1};
+    }
+}
+
 // The values of a block, as its format is defined.
 inline void unpack(Kind kind, const uint8_t *block, double *to) {
-    const double scale = half_at(block + (kind == Kind::q6_k ? 208 : 0)), other = half_at(block + 2);
+    const Places at = halves_of(kind);
+    const double scale = at.scale < 0 ? 0 : half_at(block + at.scale), other = at.other < 0 ? 0 : half_at(block + at.other);
+    const auto four = [&](int first, int i) { return block[first + i % 16] >> i % 32 / 16 * 4 & 15; };
+    const auto fifth = [&](int first, int i) { return (block[first + i / 8] >> i % 8 & 1) << 4; };
+    const auto two = [&](int first, int i) { return block[first + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3; };
     switch (kind) {
     case Kind::q8_0:
         for (int i = 0; i < 32; i++) to[i] = scale * (int8_t)block[2 + i];
         break;
     case Kind::q4_0:
-        for (int i = 0; i < 32; i++) to[i] = scale * ((block[2 + i % 16] >> i / 16 * 4 & 15) - 8);
+        for (int i = 0; i < 32; i++) to[i] = scale * (four(2, i) - 8);
         break;
     case Kind::q4_1:
-        for (int i = 0; i < 32; i++) to[i] = scale * (block[4 + i % 16] >> i / 16 * 4 & 15) + other;
+        for (int i = 0; i < 32; i++) to[i] = scale * four(4, i) + other;
+        break;
+    case Kind::q5_0:
+        for (int i = 0; i < 32; i++) to[i] = scale * ((four(6, i) | fifth(2, i)) - 16);
+        break;
+    case Kind::q5_1:
+        for (int i = 0; i < 32; i++) to[i] = scale * (four(8, i) | fifth(4, i)) + other;
+        break;
+    case Kind::iq4_nl:
+        for (int i = 0; i < 32; i++) to[i] = scale * UNEVEN.values[four(2, i)];
+        break;
+    case Kind::iq4_xs:
+        for (int i = 0; i < 256; i++) {
+            const int g = i / 32, six = (block[4 + g / 2] >> g % 2 * 4 & 15) | (block[2 + g / 4] >> g % 4 * 2 & 3) << 4;
+            to[i] = scale * (six - 32) * UNEVEN.values[four(8 + g * 16, i)];
+        }
+        break;
+    case Kind::mxfp4:
+        for (int i = 0; i < 32; i++) to[i] = std::ldexp(E2M1.values[four(1, i)], block[0] - 128);
+        break;
+    case Kind::q2_k:
+        for (int i = 0; i < 256; i++) to[i] = scale * (block[i / 16] & 15) * two(16, i) - other * (block[i / 16] >> 4);
+        break;
+    case Kind::q3_k:
+        for (int i = 0; i < 256; i++) {
+            const int g = i / 16, six = (block[96 + g % 8] >> g / 8 * 4 & 15) | (block[104 + g % 4] >> g / 4 * 2 & 3) << 4;
+            to[i] = scale * (six - 32) * ((two(32, i) | (block[i % 32] >> i / 32 & 1) << 2) - 4);
+        }
         break;
     case Kind::q4_k:
+    case Kind::q5_k:
         for (int i = 0; i < 256; i++) {
             const int g = i / 32;
             const uint8_t *six = block + 4;
             const int times = g < 4 ? six[g] & 63 : (six[g + 4] & 15) | six[g - 4] >> 6 << 4;
             const int less = g < 4 ? six[g + 4] & 63 : six[g + 4] >> 4 | six[g] >> 6 << 4;
-            to[i] = scale * times * (block[16 + g / 2 * 32 + i % 32] >> g % 2 * 4 & 15) - other * less;
+            const int first = kind == Kind::q5_k ? 48 : 16, lower = block[first + g / 2 * 32 + i % 32] >> g % 2 * 4 & 15;
+            to[i] = scale * times * (lower | (kind == Kind::q5_k ? block[16 + i % 32] >> g & 1 : 0) << 4) - other * less;
         }
         break;
     case Kind::q6_k:
@@ -120,8 +172,10 @@ Weights blocks(Kind kind) {
     for (auto &byte : made.data) byte = next.bits() >> 24;
     for (size_t i = 0; i < count; i++) {
         uint8_t *block = &made.data[i * Format::BYTES];
-        for (int at : {kind == Kind::q6_k ? 208 : 0, kind == Kind::q4_1 || kind == Kind::q4_k ? 2 : 208})
-            if (at < Format::BYTES) block[at + 1] = (block[at + 1] & 0x83) | (i ? 8 + (block[at + 1] >> 2) % 5 : 0) << 2;
+        const Places halves = halves_of(kind);
+        for (int at : {halves.scale, halves.other})
+            if (at >= 0) block[at + 1] = (block[at + 1] & 0x83) | (i ? 8 + (block[at + 1] >> 2) % 5 : 0) << 2;
+        if (kind == Kind::mxfp4) block[0] = i ? 120 + block[0] % 5 : 0;
         unpack(kind, block, &made.values[i * Format::INPUTS]);
     }
     return made;
@@ -303,6 +357,14 @@ inline const char *everything() {
     if (!products(blocks<Q4_1>(Kind::q4_1))) return "compute products in Q4_1 wrongly on this processor";
     if (!products(blocks<Q4_K>(Kind::q4_k))) return "compute products in Q4_K wrongly on this processor";
     if (!products(blocks<Q6_K>(Kind::q6_k))) return "compute products in Q6_K wrongly on this processor";
+    if (!products(blocks<Q5_K>(Kind::q5_k))) return "compute products in Q5_K wrongly on this processor";
+    if (!products(blocks<Q3_K>(Kind::q3_k))) return "compute products in Q3_K wrongly on this processor";
+    if (!products(blocks<Q2_K>(Kind::q2_k))) return "compute products in Q2_K wrongly on this processor";
+    if (!products(blocks<Q5_0>(Kind::q5_0))) return "compute products in Q5_0 wrongly on this processor";
+    if (!products(blocks<Q5_1>(Kind::q5_1))) return "compute products in Q5_1 wrongly on this processor";
+    if (!products(blocks<IQ4_NL>(Kind::iq4_nl))) return "compute products in IQ4_NL wrongly on this processor";
+    if (!products(blocks<IQ4_XS>(Kind::iq4_xs))) return "compute products in IQ4_XS wrongly on this processor";
+    if (!products(blocks<MXFP4>(Kind::mxfp4))) return "compute products in MXFP4 wrongly on this processor";
     for (const int dim : {24, 4 * LANES, 5 * LANES + 2})
         if (!attends(false, dim, 0) || !attends(true, dim, 0.5f)) return "compute attention wrongly on this processor";
     if (!hashes() || !draws()) return "draw tokens wrongly on this processor";

@@ -56,14 +56,15 @@ class Digits {
     int64_t at(int row, int64_t stretch) const { return (stretch * origin.rows() + row) * GROUPS; }
     const Digit *numbers(int64_t group) const { return digits.data() + group * GROUP; }
     const float *scale(int64_t group) const { return scales.data() + group; }
-    const float *sum(int64_t group) const { return sums.data() + group; }  // of the activations themselves
+    const float *sum(int64_t group) const { return sums.data() + group; }               // of the activations themselves
+    const float *half_sum(int64_t group) const { return half_sums.data() + 2 * group; }  // of 16 of them
 
   private:
     void make(const Rows &rows, int64_t width) {
         origin.set(rows, width);
         const int64_t groups = width / GROUP;
         const size_t count = (size_t)rows.count * ((groups + GROUPS - 1) / GROUPS) * GROUPS;
-        if (scales.size() < count) scales.resize(count), sums.resize(count), digits.resize(count * GROUP);
+        if (scales.size() < count) scales.resize(count), sums.resize(count), half_sums.resize(2 * count), digits.resize(count * GROUP);
         for (int row = 0; row < rows.count; row++)
             for (int64_t g = 0; g < groups; g++) make(rows.at + row * rows.stride + g * GROUP, at(row, g / GROUPS) + g % GROUPS);
     }
@@ -79,17 +80,19 @@ class Digits {
         const float largest = largest_of(most);
         const bool any = largest > 1e-30f;  // of what is smaller the inverse would not be finite
         const F inverse = splat(any ? MOST / largest : 0.0f), magic = splat(12582912.0f);
-        I whole[PIECES], total = {};
+        I whole[PIECES], totals[2] = {};
         for (int i = 0; i < PIECES; i++) {
             whole[i] = (I)fma(load(numbers + i * LANES), inverse, magic) - (I)magic;  // to the nearest
-            total += whole[i];
+            totals[i / (PIECES / 2)] += whole[i];
         }
         scales[group] = (any ? largest / MOST : 0.0f) + sum_of(marks);
-        sums[group] = sum_of(__builtin_convertvector(total, F)) * scales[group];
+        const float first = sum_of(__builtin_convertvector(totals[0], F)), second = sum_of(__builtin_convertvector(totals[1], F));
+        half_sums[2 * group] = first * scales[group], half_sums[2 * group + 1] = second * scales[group];
+        sums[group] = (first + second) * scales[group];
         narrow_to(digits.data() + group * GROUP, whole, PIECES);
     }
 
     std::vector<Digit> digits;
-    std::vector<float> scales, sums;
+    std::vector<float> scales, sums, half_sums;
     Origin origin;
 };

@@ -18,7 +18,7 @@
 #include "rows.h"
 #include "tiles.h"
 
-enum class Kind : int32_t { f32 = 0, bf16 = 1, q8_0 = 2, q4_0 = 3, q4_1 = 4, q4_k = 5, q6_k = 6 };
+enum class Kind : int32_t { f32 = 0, bf16 = 1, q8_0 = 2, q4_0 = 3, q4_1 = 4, q4_k = 5, q6_k = 6, q5_k = 7, q3_k = 8, q2_k = 9, q5_0 = 10, q5_1 = 11, iq4_nl = 12, iq4_xs = 13, mxfp4 = 14 };
 
 // Where the processor multiplies bfloat16, activations are rounded to it too. BANYAN_PAIRS: so they are without such instructions, slowly;
 // for tests.
@@ -41,6 +41,14 @@ void as_kind(Kind kind, What &&what) {
     case Kind::q4_1: return what(Nibbles<Q4_1>());
     case Kind::q4_k: return what(Nibbles<Q4_K>());
     case Kind::q6_k: return what(Bytes<Q6_K>());
+    case Kind::q5_k: return what(Bytes<Q5_K>());
+    case Kind::q3_k: return what(Nibbles<Q3_K>());
+    case Kind::q2_k: return what(Nibbles<Q2_K>());
+    case Kind::q5_0: return what(Bytes<Q5_0>());
+    case Kind::q5_1: return what(Bytes<Q5_1>());
+    case Kind::iq4_nl: return what(Bytes<IQ4_NL>());
+    case Kind::iq4_xs: return what(Bytes<IQ4_XS>());
+    case Kind::mxfp4: return what(Bytes<MXFP4>());
     }
 }
 

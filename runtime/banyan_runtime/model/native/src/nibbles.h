@@ -1,4 +1,4 @@
-// Weights of 4 bits: they meet activations of 8 bits, whose errors are a tenth of the weights' own.
+// Weights of 4 bits or fewer: they meet activations of 8 bits, whose errors are a tenth of the weights' own.
 #pragma once
 
 #include <cstdint>
