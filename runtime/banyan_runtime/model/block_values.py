@@ -133,8 +133,9 @@ def _read_iq4_xs(blocks: Bytes) -> Floats:
     high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     low = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), axis=2).reshape(-1, 8)
     scales = ((low | high.astype(np.uint8) << 4).astype(np.float32) - 32) * _scale(blocks, 0)
-    values = _UNEVEN[_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, 8, 32)]
-    return (values * scales[:, :, None]).reshape(-1, 256)
+    values: Floats = _UNEVEN[_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, 8, 32)]
+    found: Floats = (values * scales[:, :, None]).reshape(-1, 256)
+    return found
 
 
 DECODE: Final[dict[BlockKind, Callable[[Bytes], Floats]]] = {

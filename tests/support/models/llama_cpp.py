@@ -18,6 +18,7 @@ LIKE_REAL_ONES: Final[dict[str, dict[str, Any]]] = {
     "cohere2": {"num_hidden_layers": 4, "layer_types": None},
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3": {"query_pre_attn_scalar": 32, "num_hidden_layers": 6, "layer_types": None},
+    "gemma3-tower": {"query_pre_attn_scalar": 32, "num_hidden_layers": 6, "layer_types": None},
     "hunyuan": {"max_position_embeddings": 32768},
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 4},
     "starcoder2": {"sliding_window": 4096},

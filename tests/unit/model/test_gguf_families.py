@@ -44,6 +44,13 @@ def same(model: TinyModel, folder: Path) -> None:
         assert torch.equal(tensor, after[name]), name  # type: ignore[arg-type]
 
 
+def test_what_a_converter_changes_is_undone(tmp_path: Path) -> None:
+    """Norms of Gemma, rows of rotated heads, and factors of rotary frequencies, which are tensors in the file."""
+    for model in converted(tmp_path, ["gemma2", "llama3-rope", "phi3-longrope"]).values():
+        same(model, unfolded(model.folder / "gguf" / "m.gguf"))
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in WITHOUT])
 def test_the_model_is_that_of_the_checkpoint(models: dict[str, TinyModel], family: str) -> None:
     same(models[family], unfolded(models[family].folder / "gguf" / "m.gguf"))
