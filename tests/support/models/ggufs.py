@@ -24,7 +24,7 @@ ARCHITECTURES = {
 }
 _HALVES_AT = {"Q5_K": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
 """Float16 in blocks of kinds that the library only reads."""
-CONTROL, USER_DEFINED, NORMAL, UNUSED = 3, 4, 1, 5
+CONTROL, USER_DEFINED, NORMAL, UNUSED, UNKNOWN = 3, 4, 1, 5, 2
 
 
 def write(
@@ -116,11 +116,18 @@ def write_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str, config: Map
     size = max(config["vocab_size"], 1 + max(tokens))
     listed = [tokens.get(number, (f"[PAD{number}]", UNUSED)) for number in range(size)]
     ids = {token: number for number, (token, _) in tokens.items()}
-    writer.add_tokenizer_model("gpt2")
+    scored = bool(model["model"].get("byte_fallback"))
+    if scored:
+        listed = [(token, UNKNOWN if token == "<unk>" else kind) for token, kind in listed]
+    writer.add_tokenizer_model("llama" if scored else "gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list([token for token, _ in listed])
     writer.add_token_types([kind for _, kind in listed])
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["model"]["merges"]])
+    if scored:  # by their place, as SentencePiece has it
+        writer.add_token_scores([-float(number) for number in range(size)])
+        writer.add_add_space_prefix(bool((model["normalizer"] or {}).get("normalizers")))
+    else:
+        writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["model"]["merges"]])
     for name, add in (
         ("bos_token", writer.add_bos_token_id),
         ("eos_token", writer.add_eos_token_id),

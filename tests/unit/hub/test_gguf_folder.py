@@ -22,7 +22,8 @@ from banyan_runtime.hub.gguf import config, header, tokenizer
 from banyan_runtime.hub.gguf.files import find
 from banyan_runtime.hub.gguf.header import Fields
 from banyan_runtime.hub.inspect import inspect
-from banyan_runtime.model import spec
+from banyan_runtime.models import registry
+from banyan_runtime.models.config import LinearRope, RopeScaling, YarnRope
 from tests.conftest import npm_tokenizer
 from tests.support.models import ggufs
 
@@ -32,7 +33,8 @@ TEXTS = (
     "It's 12345 o'clock; we'LL see 3.14159 or 1,000,000.00 at ½ price",
     "Ünïcödé e\u0301 é 日本語テキスト עברית العربية हिन्दी ไทย 🦙👩‍👩‍👧‍👦",
     "def f(x):\n    return {'a': x[0:-1] ** 2}  # ok!!!\n",
-    "<|im_start|>user\nhi<|im_end|>\n<|begin_of_text|><|eot_id|>",
+    "CamelCaseWords, HTTPServer and iPhone ǅungla // /path/to\n\n  <b>bold</b>",
+    "   <|im_start|>user\nhi<|im_end|>\n<|begin_of_text|><|eot_id|>",
     "",
 )
 
@@ -155,9 +157,9 @@ def edited(file: Path, change: Callable[[dict[str, Any]], object]) -> Fields:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"general.architecture": "gemma3"}, r"general\.architecture is 'gemma3'"),
+        ({"general.architecture": "mamba"}, r"general\.architecture is 'mamba'"),
         ({"general.architecture": 3}, r"'general\.architecture' is 3"),
-        ({"split.count": 3}, r"split\.count is 3"),
+        ({"qwen3.attention.causal": False}, r"'qwen3\.attention\.causal' is false"),
         ({"qwen3.expert_count": 8}, r"'qwen3\.expert_count'"),
         ({"qwen3.block_count": None}, r"'qwen3\.block_count'"),
         ({"qwen3.block_count": 0}, r"'qwen3\.block_count' is 0"),
@@ -182,7 +184,8 @@ def test_metadata_that_cannot_be_served_is_named_with_its_key(file: Path, change
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokenizer.ggml.model": "llama"}, r"tokenizer\.ggml\.model is 'llama'"),
+        ({"tokenizer.ggml.model": "bert"}, r"tokenizer\.ggml\.model is 'bert'"),
+        ({"tokenizer.ggml.model": "llama"}, r"'tokenizer\.ggml\.scores' is missing"),
         ({"tokenizer.ggml.token_type": [1]}, r"'tokenizer\.ggml\.token_type' "),
         ({"tokenizer.ggml.merges": ["ab c"]}, r"'tokenizer\.ggml\.merges'"),
         ({"tokenizer.ggml.tokens": ["a"] * 832}, r"'tokenizer\.ggml\.tokens'"),
@@ -203,21 +206,22 @@ def test_factors_of_rotary_frequencies_that_follow_no_known_rule_are_refused(tmp
 
 def test_linear_scaling_becomes_that_of_the_config(file: Path, tmp_path: Path) -> None:
     fields = edited(file, lambda values: values.update({"qwen3.rope.scaling.type": "linear", "qwen3.rope.scaling.factor": 4.0}))
-    assert spec.parse(config.config(fields)).rope == spec.LinearRope(4.0)
+    (rope,) = registry.parse(config.config(fields)).ropes
+    assert rope.scaling == LinearRope(4.0)
 
 
 def test_yarn_becomes_that_of_the_config(file: Path) -> None:
-    def read(**told: Any) -> spec.ModelSpec:
+    def read(**told: Any) -> tuple[RopeScaling, int]:
         values = {"type": "yarn", "factor": 4.0} | told
-        return spec.parse(
+        found = registry.parse(
             config.config(edited(file, lambda own: own.update({f"qwen3.rope.scaling.{key}": value for key, value in values.items()})))
         )
+        (rope,) = found.ropes
+        return rope.scaling, found.context_len
 
-    plain = read(original_context_length=256)
-    assert plain.rope == spec.YarnRope(4.0, 32.0, 1.0, True, 1.0 + 0.1 * math.log(4.0), 256)
-    assert plain.context_len == 1024
-    told = read(original_context_length=256, yarn_beta_fast=16.0, yarn_beta_slow=2.0, attn_factor=0.5).rope
-    assert told == spec.YarnRope(4.0, 16.0, 2.0, True, 0.5 * (1.0 + 0.1 * math.log(4.0)), 256)
+    assert read(original_context_length=256) == (YarnRope(4.0, 32.0, 1.0, True, 1.0 + 0.1 * math.log(4.0), 256), 1024)
+    told, _ = read(original_context_length=256, yarn_beta_fast=16.0, yarn_beta_slow=2.0, attn_factor=0.5)
+    assert told == YarnRope(4.0, 16.0, 2.0, True, 0.5 * (1.0 + 0.1 * math.log(4.0)), 256)
 
 
 def test_sampling_and_named_templates_are_taken_over(file: Path) -> None:
@@ -238,8 +242,12 @@ def test_sampling_and_named_templates_are_taken_over(file: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "pre", "bos"),
-    [("qwen3", "qwen2", False), ("qwen2.5", "qwen2", None), ("llama3.1", "llama-bpe", None), ("llama3", "llama-bpe", False)],
-)
+    [
+        ("qwen3", "qwen2", False), ("qwen2.5", "qwen2", None), ("llama3.1", "llama-bpe", None), ("llama3", "llama-bpe", False),
+        ("mistral-nemo", "tekken", True), ("deepseek-v3", "deepseek-v3", False), ("deepseek-v3", "hunyuan-dense", False),
+        ("gemma", "default", None), ("gemma3", "default", None),
+    ],
+)  # fmt: skip
 def test_real_vocabularies_give_the_ids_of_their_own_tokenizers(family: str, pre: str, bos: bool | None, tmp_path: Path) -> None:
     folder = npm_tokenizer(family)
     writer = library.GGUFWriter(tmp_path / "vocabulary.gguf", "llama")

@@ -306,6 +306,12 @@ class Fields:
         )
         return found
 
+    def floats(self, key: str) -> list[float]:
+        found: list[float] = self._read(
+            key, None, lambda value: isinstance(value, list) and all(isinstance(item, float) for item in value), "a list of numbers"
+        )
+        return found
+
     def index(self, key: str, size: int) -> int | None:
         """A number below `size`; None where the key is not there, or is the format's word for none."""
         if (value := self._values.get(key)) is None or value == (1 << 32) - 1:
