@@ -101,14 +101,14 @@ class TorchAttention:
             earliest=int(positions.min()),
         )
 
-    def attend(self, layer: int, q: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
         spec = self._layers[layer]
         q, out = q * spec.scale, q.new_empty(*q.shape[:2], spec.value_size)
         for batch in self._batches:
-            out.index_copy_(0, batch.tokens, self._attend(layer, q.index_select(0, batch.tokens), batch))
+            out.index_copy_(0, batch.tokens, self._attend(layer, q.index_select(0, batch.tokens), batch, sinks))
         return out
 
-    def _attend(self, layer: int, q: Tensor, batch: _Batch) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, batch: _Batch, sinks: Tensor | None) -> Tensor:
         """q [n * queries, heads, head_dim] and the result, of values' size. An online softmax over blocks of keys."""
         spec, (n, queries) = self._layers[layer], batch.positions.shape[:2]
         window, cap = spec.window, spec.soft_cap
@@ -116,6 +116,9 @@ class TorchAttention:
         q = q.view(shape).permute(2, 0, 1, 3, 4).reshape(spec.kv_heads * n, -1, spec.head_dim)
         highest = torch.full((*q.shape[:2], 1), torch.finfo(torch.float32).min, device=q.device)
         mass, values = torch.zeros_like(highest), highest.new_zeros(*q.shape[:2], spec.value_size)
+        if sinks is not None:  # as a key before all others, whose value is zero
+            highest = sinks.float().view(spec.kv_heads, 1, spec.group).expand(-1, n * queries, -1).reshape(highest.shape)
+            mass = torch.ones_like(highest)
         first = 0 if window is None else max(0, batch.earliest - window + 1) // self._page_size * self._page_size
         last = int(batch.keys.max())
         for begin in range(first, last, BLOCK):

@@ -1,0 +1,132 @@
+"""A model folder as the transformers library reads it: the class that computes it, its `DecoderSpec`, and what is refused of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+
+from banyan_runtime.errors import ModelError
+from banyan_runtime.hub.files import shown
+from banyan_runtime.hub.gguf.files import find
+from banyan_runtime.model.transformers_backend.attention import NAME
+from banyan_runtime.model.transformers_backend.probe import probe
+from banyan_runtime.models.config import DecoderSpec, Layer, Mlp, Norm
+from banyan_runtime.models.hf_config import HfConfig, bare
+from banyan_runtime.models.registry import with_head
+
+_SIZES: Final = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+_PLAIN: Final = "take the model's bfloat16 or float16 safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A text decoder that the library computes. Nothing of it is loaded."""
+
+    config: Any  # PretrainedConfig of the decoder
+    spec: DecoderSpec
+    computed_by: str  # class of the library
+    elements: int  # of all parameters
+    replayable: bool  # CUDA graphs can hold a step
+    nested: bool  # the decoder is a part of the checkpoint's model
+    trusted: bool  # code of the folder may run
+
+    def build(self, dtype: torch.dtype, device: torch.device) -> Any:
+        """The model, its weights as the library initializes them."""
+        return _build(self.config, dtype, device, self.trusted)
+
+
+def read(model_dir: Path, contents: Mapping[str, Any], where: str, *, trusted: bool) -> Library:
+    """The decoder that a config.json describes; `where` names the file in errors. `trusted`: --trust-remote-code.
+
+    Raises ModelError for what cannot be served, before anything is loaded.
+    """
+    if (file := find(model_dir)) is not None:
+        raise ModelError(f"{file}: the transformers backend does not read GGUF files; {_PLAIN}")
+    config = _config(model_dir, contents, where, trusted)
+    text = config.get_text_config(decoder=True)
+    for nested in (contents, text.to_dict()):
+        if packed := nested.get("quantization_config") or nested.get("compression_config"):
+            method = packed.get("quant_method") if isinstance(packed, dict) else packed
+            raise ModelError(f"{where}: quantization_config ({shown(method)}) is not read by the transformers backend; {_PLAIN}")
+    architecture = _architecture(contents, config, text, where, trusted)
+    sizes = {key: value for key in _SIZES if (value := getattr(text, key, None)) is not None}
+    reader = HfConfig(sizes | {"rope_parameters": getattr(text, "rope_parameters", None)}, where)
+    for key in sizes:
+        reader.size(key)
+    try:
+        model = _build(text, torch.bfloat16, torch.device("meta"), trusted)
+    except Exception as error:  # of the model's own code
+        raise ModelError(f"{where}: transformers {transformers.__version__} makes no model of it ({_line(error)})") from error
+    if not type(model)._supports_attention_backend or type(model)._is_stateful:
+        raise ModelError(
+            f"{where}: transformers' {type(model).__name__} cannot be served: it keeps a state that is neither keys nor values, or does not "
+            "support the attention interface"
+        )
+    probed = probe(model, where)
+    if not reader.has("max_position_embeddings"):
+        raise ModelError(
+            f"{where}: 'max_position_embeddings' is missing; set the longest context with --json-model-override-args "
+            "'{\"max_position_embeddings\": TOKENS}'"
+        )
+    inner = getattr(text, "intermediate_size", None)
+    mlp = Mlp(inner if isinstance(inner, int) else 4 * probed.hidden_size)
+    spec = DecoderSpec(
+        architecture=architecture,
+        model_type=str(text.model_type),
+        vocab_size=probed.vocab_size,
+        hidden_size=probed.hidden_size,
+        layers=tuple(Layer(attention, mlp) for attention in probed.layers),
+        norm=Norm("rms", 1e-6),
+        context_len=reader.context(),
+        tied=False,
+        dtype=None if text.dtype is None else str(text.dtype).removeprefix("torch."),
+        headless=architecture.endswith("Model"),
+    )
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    return Library(text, spec, type(model).__name__, elements, probed.replayable, text is not config, trusted)
+
+
+def _config(model_dir: Path, contents: Mapping[str, Any], where: str, trusted: bool) -> Any:
+    kind = contents.get("model_type")
+    own_code = bool(contents.get("auto_map"))
+    if not isinstance(kind, str) or (kind not in CONFIG_MAPPING and not (trusted and own_code)):
+        hint = "; its folder has code of its own, which --trust-remote-code runs" if own_code else ""
+        raise ModelError(f"{where}: model_type={bare(kind)} is not known to transformers {transformers.__version__}{hint}")
+    try:
+        if trusted and own_code:
+            config = AutoConfig.from_pretrained(str(model_dir), trust_remote_code=True, local_files_only=True)
+            return type(config).from_dict(dict(contents))
+        return CONFIG_MAPPING[kind].from_dict(dict(contents))
+    except Exception as error:  # whatever a broken value makes the library raise
+        raise ModelError(f"{where}: transformers {transformers.__version__} does not accept it ({_line(error)})") from error
+
+
+def _architecture(contents: Mapping[str, Any], config: Any, text: Any, where: str, trusted: bool) -> str:
+    """The name in config.json, of a model that is a text decoder or has one."""
+    named = contents.get("architectures")
+    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+    if name is None:
+        raise ModelError(f"{where}: 'architectures' is {shown(named)}, not a list of names")
+    if config.is_encoder_decoder:
+        raise ModelError(f"{where}: {bare(name)} has an encoder; the transformers backend serves decoders")
+    if trusted and contents.get("auto_map"):
+        return name
+    found = AutoModelForCausalLM._model_mapping.get(type(text), None)
+    if found is None or (text is config and with_head(name) != found.__name__):
+        raise ModelError(f"{where}: transformers has no text decoder for {bare(name)}")
+    return name
+
+
+def _build(config: Any, dtype: torch.dtype, device: torch.device, trusted: bool) -> Any:
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trusted).eval()
+
+
+def _line(error: BaseException) -> str:
+    return shown(" ".join(str(error).split())[:200] or type(error).__name__)
