@@ -198,11 +198,11 @@ def _describe(kinds: dict[str, BlockKind | None], weights: WeightMap, nbytes: in
     counts = Counter(kind for kind in kinds.values() if kind is not None)
     if not counts:
         return
-    listed = ", ".join(f"{count} in {kind}" for kind, count in sorted(counts.items()))
+    blocked = ", ".join(f"{count} in {kind}" for kind, count in sorted(counts.items()))
     others = sum(kind is None and len(weights.slices[name].shape) == 2 for name, kind in kinds.items())
     log.info(
         "Weights are quantized: matrices %s%s, %.2f GB with all that is not.",
-        listed, f", {others} in {dtype}" if others else "", nbytes / _GIB,
+        blocked, f", {others} in {dtype}" if others else "", nbytes / _GIB,
     )  # fmt: skip
 
 
@@ -297,8 +297,8 @@ def _check(model_dir: Path, weights: WeightMap, source: Source) -> None:
             "place for them; the checkpoint and its config belong to different models"
         )
     if surplus:
-        listed = listed([source.spelled(name) for name in surplus])
-        log.warning("%s: %s not of the text decoder, and not read.", found[surplus[0]].file.name, listed)
+        others = listed([source.spelled(name) for name in surplus])
+        log.warning("%s: %s not of the text decoder, and not read.", found[surplus[0]].file.name, others)
     for name, place in weights.slices.items():
         tensor = found[name]
         if tensor.shape != place.shape:
@@ -336,9 +336,9 @@ def _other_head(weights: WeightMap, source: Source) -> str | None:
 
 
 def listed(names: list[str]) -> str:
-    listed = ", ".join(shown(name) for name in names[:_NAMED])
+    first = ", ".join(shown(name) for name in names[:_NAMED])
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"tensor {listed} is" if len(names) == 1 else f"{len(names)} tensors ({listed}{more}) are"
+    return f"tensor {first} is" if len(names) == 1 else f"{len(names)} tensors ({first}{more}) are"
 
 
 class _Report:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.modeling_utils import PreTrainedModel
 
 from banyan_runtime.model.attention import Attention, Held
 from banyan_runtime.model.layers import Kernels
@@ -19,9 +19,12 @@ _LONGER: Final = ("dynamic", "longrope")
 """Ropes whose frequencies depend on the longest text of a step."""
 
 
-def base_of(model: Any) -> Any:
-    """The model without its head."""
-    return getattr(model, model.base_model_prefix)
+def base_of(model: Any) -> tuple[str, Any]:
+    """The layers of a model without its head, and the attribute that holds them."""
+    name = model.base_model_prefix
+    if not hasattr(model, name):
+        name = next(name for name, child in model.named_children() if isinstance(child, PreTrainedModel))
+    return name, getattr(model, name)
 
 
 class TransformersDecoder:
@@ -33,7 +36,7 @@ class TransformersDecoder:
         self.embed: Tensor = model.get_input_embeddings().weight
         self.sampler = kernels.sampler()
         self.mail = kernels.mail(self.embed.device)
-        self._base = base_of(model)
+        _, self._base = base_of(model)
         self._head = Head(model)
         self._pulse = pulse
 
@@ -72,7 +75,8 @@ class Head:
 
     def __init__(self, model: Any) -> None:
         self._model = copy.copy(model)
-        self._model._modules = {**model._modules, model.base_model_prefix: _Given()}
+        name, _ = base_of(model)
+        self._model._modules = {**model._modules, name: _Given()}
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden_size] → logits [n, vocab_size], scaled and capped."""
@@ -88,8 +92,21 @@ class _Given(nn.Module):
         """OPT's head calls its layers so."""
         return self
 
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _States:
+        return _States(inputs_embeds)
+
+
+class _States:
+    """What layers give, of which there are hidden states alone."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, at: Any) -> Any:
+        return (self.last_hidden_state,)[at]
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 class _Paged:

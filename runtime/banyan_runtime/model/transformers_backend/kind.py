@@ -25,7 +25,7 @@ class TransformersModel:
         self._choice = choice
         self._pulse = pulse
         pin_ropes(model, choice.context_len)
-        self.weights_bytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+        self.weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
         kernels: Kernels = PlainKernels()
         if fused.supports(choice.device, choice.kv_dtype):
             kernels = FusedKernels(torch.cuda.get_device_name(choice.device))  # of which it takes sampler and mail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,26 +56,23 @@ def read(model_dir: Path, contents: Mapping[str, Any], where: str, *, trusted: b
             method = packed.get("quant_method") if isinstance(packed, dict) else packed
             raise ModelError(f"{where}: quantization_config ({shown(method)}) is not read by the transformers backend; {_PLAIN}")
     architecture = _architecture(contents, config, text, where, trusted)
-    sizes = {key: value for key in _SIZES if (value := getattr(text, key, None)) is not None}
-    reader = HfConfig(sizes | {"rope_parameters": getattr(text, "rope_parameters", None)}, where)
+    sizes = {key: value for key in _SIZES if (value := _value(text, key)) is not None}
+    reader = HfConfig(sizes | {"rope_parameters": _value(text, "rope_parameters")}, where)
     for key in sizes:
         reader.size(key)
+    dtype = None if text.dtype is None else str(text.dtype).removeprefix("torch.")
     try:
         model = _build(text, torch.bfloat16, torch.device("meta"), trusted)
     except Exception as error:  # of the model's own code
         raise ModelError(f"{where}: transformers {transformers.__version__} makes no model of it ({_line(error)})") from error
-    if not type(model)._supports_attention_backend or type(model)._is_stateful:
-        raise ModelError(
-            f"{where}: transformers' {type(model).__name__} cannot be served: it keeps a state that is neither keys nor values, or does not "
-            "support the attention interface"
-        )
+    _check_class(type(model), where)
     probed = probe(model, where)
     if not reader.has("max_position_embeddings"):
         raise ModelError(
             f"{where}: 'max_position_embeddings' is missing; set the longest context with --json-model-override-args "
             "'{\"max_position_embeddings\": TOKENS}'"
         )
-    inner = getattr(text, "intermediate_size", None)
+    inner = _value(text, "intermediate_size")
     mlp = Mlp(inner if isinstance(inner, int) else 4 * probed.hidden_size)
     spec = DecoderSpec(
         architecture=architecture,
@@ -85,8 +83,8 @@ def read(model_dir: Path, contents: Mapping[str, Any], where: str, *, trusted: b
         norm=Norm("rms", 1e-6),
         context_len=reader.context(),
         tied=False,
-        dtype=None if text.dtype is None else str(text.dtype).removeprefix("torch."),
-        headless=architecture.endswith("Model"),
+        dtype=dtype,
+        headless=architecture.endswith("Model") and architecture != type(model).__name__,
     )
     elements = sum(parameter.numel() for parameter in model.parameters())
     return Library(text, spec, type(model).__name__, elements, probed.replayable, text is not config, trusted)
@@ -118,14 +116,31 @@ def _architecture(contents: Mapping[str, Any], config: Any, text: Any, where: st
     if trusted and contents.get("auto_map"):
         return name
     found = AutoModelForCausalLM._model_mapping.get(type(text), None)
-    if found is None or (text is config and with_head(name) != found.__name__):
+    if found is None or (text is config and found.__name__ not in (name, with_head(name))):
         raise ModelError(f"{where}: transformers has no text decoder for {bare(name)}")
+    _check_class(found, where)
     return name
 
 
+def _check_class(kind: Any, where: str) -> None:
+    if kind._is_stateful:
+        raise ModelError(f"{where}: transformers' {kind.__name__} cannot be served: it keeps a state that is neither keys nor values")
+    if not kind._supports_attention_backend:
+        raise ModelError(f"{where}: transformers' {kind.__name__} cannot be served: it does not support the attention interface")
+
+
+def _value(config: Any, key: str) -> Any:
+    """What all layers have in common under a key; else None."""
+    try:
+        return getattr(config, key, None)
+    except Exception:  # the library's for a key that has a value for each layer
+        return None
+
+
 def _build(config: Any, dtype: torch.dtype, device: torch.device, trusted: bool) -> Any:
+    own = copy.deepcopy(config)  # the library writes into it
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trusted).eval()
+        return AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=NAME, trust_remote_code=trusted).eval()
 
 
 def _line(error: BaseException) -> str:

@@ -69,8 +69,8 @@ def probe(model: Any, where: str) -> Probed:
         missing = [layer for layer in range(count) if layer not in recorder.calls]
         raise _refusal(
             where,
-            f"{len(missing)} of {count} layers ({', '.join(map(str, missing[:4]))}{', …' if len(missing) > 4 else ''}) attend in a way of their "
-            "own: they keep a state that is neither keys nor values, or do not use transformers' attention interface",
+            f"{len(missing)} of {count} layers (the first is layer {missing[0]}) do not use the attention interface; they may keep a state that "
+            "is neither keys nor values",
         )
     layers = _windowed(model, where, [recorder.calls[layer][0] for layer in range(count)])
     try:
@@ -87,7 +87,8 @@ def _step(model: Any, where: str, recorder: _Recorder, implementation: str, mask
         recorder.calls.clear()
         try:
             with torch.inference_mode(), torch.device("meta"), torch.fx.experimental._config.patch(meta_nonzero_assume_all_nonzero=assumed):
-                out = base_of(model)(
+                _, base = base_of(model)
+                out = base(
                     input_ids=torch.zeros(1, _TOKENS, dtype=torch.int64),
                     position_ids=torch.arange(_TOKENS)[None],
                     attention_mask=mask,
