@@ -91,16 +91,18 @@ def read(model_dir: Path, contents: Mapping[str, Any], where: str, *, trusted: b
 
 
 def _config(model_dir: Path, contents: Mapping[str, Any], where: str, trusted: bool) -> Any:
-    kind = contents.get("model_type")
+    name = contents.get("model_type")
     own_code = bool(contents.get("auto_map"))
-    if not isinstance(kind, str) or (kind not in CONFIG_MAPPING and not (trusted and own_code)):
+    if not isinstance(name, str) or (name not in CONFIG_MAPPING and not (trusted and own_code)):
         hint = "; its folder has code of its own, which --trust-remote-code runs" if own_code else ""
-        raise ModelError(f"{where}: model_type={bare(kind)} is not known to transformers {transformers.__version__}{hint}")
+        raise ModelError(f"{where}: model_type={bare(name)} is not known to transformers {transformers.__version__}{hint}")
     try:
         if trusted and own_code:
-            config = AutoConfig.from_pretrained(str(model_dir), trust_remote_code=True, local_files_only=True)
-            return type(config).from_dict(dict(contents))
-        return CONFIG_MAPPING[kind].from_dict(dict(contents))
+            kind = type(AutoConfig.from_pretrained(str(model_dir), trust_remote_code=True, local_files_only=True))
+            config = kind.from_dict(dict(contents))
+            config._name_or_path = str(model_dir)  # where the library looks for the model's code
+            return config
+        return CONFIG_MAPPING[name].from_dict(dict(contents))
     except Exception as error:  # whatever a broken value makes the library raise
         raise ModelError(f"{where}: transformers {transformers.__version__} does not accept it ({_line(error)})") from error
 

@@ -58,10 +58,17 @@ def load(library: Library, model_dir: Path, choice: Choice) -> Any:
             use_safetensors=True,
             trust_remote_code=library.trusted,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, with their names
         )
     except Exception as error:  # whatever files that contradict config.json make the library raise
         line = shown(" ".join(str(error).split())[:300])
         raise ModelError(f"{model_dir}: transformers cannot load the weights ({line}); the checkpoint and its config differ") from error
+    if misshapen := sorted(report["mismatched_keys"]):
+        name, found, expected = misshapen[0]
+        raise ModelError(
+            f"{model_dir}: tensor '{name}' has shape {list(found)}, config.json asks for {list(expected)}; the checkpoint and its config "
+            "belong to different models"
+        )
     missing = sorted(name for name in report["missing_keys"] if not (library.spec.headless and name.startswith("lm_head.")))
     if missing:
         raise ModelError(f"{model_dir}: {loader.listed(missing)} missing from the safetensors files, config.json asks for them")
