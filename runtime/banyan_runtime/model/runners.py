@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -65,7 +64,7 @@ def load_weights(config: ServerConfig, model_dir: Path, progress: Progress, puls
     if memory is not None:
         config = memory_profiling.with_defaults(config, memory.total)
     if library is not None:
-        config = _for_library(config, library)
+        _check_options(config, library)
     choice = choose(config, model_dir, spec, device, fast_bf16=kind.fast_bf16, own_attention=kind.own_attention)
     free = devices.available_bytes(device) if memory is None else memory.free()
     started = time.monotonic()
@@ -189,8 +188,8 @@ def _read(config: ServerConfig, model_dir: Path) -> tuple[DecoderSpec, Library |
     return found.spec, found
 
 
-def _for_library(config: ServerConfig, library: Library) -> ServerConfig:
-    """The options of a model that transformers computes. Raises ConfigError for those that only our own code has."""
+def _check_options(config: ServerConfig, library: Library) -> None:
+    """Raises ConfigError for options that models of the transformers backend do not have."""
     remedy = "leave it out, or take a model of a family of docs/models.md"
     if config.runner == "native":
         raise ConfigError(f"computes no model of the transformers backend; {remedy}", field="--runner", value="native")
@@ -205,10 +204,6 @@ def _for_library(config: ServerConfig, library: Library) -> ServerConfig:
             field="--context-length",
             value=config.context_length,
         )
-    if not library.replayable and not config.disable_cuda_graph:
-        log.info("Steps are not captured as CUDA graphs: layers of this model wait for the host.")
-        return replace(config, disable_cuda_graph=True)
-    return config
 
 
 def _library_model(config: ServerConfig, model_dir: Path, library: Library, choice: Choice, progress: Progress, pulse: Pulse) -> Model:

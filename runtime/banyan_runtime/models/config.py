@@ -168,9 +168,9 @@ class LayerInputs:
 
 Feature = Literal[
     "attention sinks", "attention soft cap", "embedding scale", "GELU", "head sizes by layer", "KV of another layer", "layer inputs",
-    "LayerNorm", "learned layer scale", "logit scale", "logit soft cap", "MLP without a gate", "no rope", "norms after blocks", "parallel blocks",
-    "partial rope", "QK norm after rope", "QK norm over rows", "query growth", "query scale", "residual scale", "several ropes",
-    "value norm", "value sizes", "values are keys", "wide RMS norm",
+    "LayerNorm", "learned layer scale", "logit scale", "logit soft cap", "MLP without a gate", "no rope", "norms after blocks",
+    "parallel blocks", "partial rope", "QK norm after rope", "QK norm over rows", "query growth", "query scale", "residual scale",
+    "several ropes", "value norm", "value sizes", "values are keys", "wide RMS norm",
 ]  # fmt: skip
 """What a model may need beyond Llama's blocks, QK norm over heads and windows. A runner declares which of these it implements."""
 

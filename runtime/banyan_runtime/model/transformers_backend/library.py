@@ -6,10 +6,9 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
-import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from banyan_runtime.errors import ModelError
@@ -17,6 +16,7 @@ from banyan_runtime.hub.files import shown
 from banyan_runtime.hub.gguf.files import find
 from banyan_runtime.model.transformers_backend.attention import NAME
 from banyan_runtime.model.transformers_backend.probe import probe
+from banyan_runtime.model.transformers_backend.refusal import LIBRARY, line, refusal
 from banyan_runtime.models.config import DecoderSpec, Layer, Mlp, Norm
 from banyan_runtime.models.hf_config import HfConfig, bare
 from banyan_runtime.models.registry import with_head
@@ -33,7 +33,6 @@ class Library:
     spec: DecoderSpec
     computed_by: str  # class of the library
     elements: int  # of all parameters
-    replayable: bool  # CUDA graphs can hold a step
     nested: bool  # the decoder is a part of the checkpoint's model
     trusted: bool  # code of the folder may run
 
@@ -64,7 +63,7 @@ def read(model_dir: Path, contents: Mapping[str, Any], where: str, *, trusted: b
     try:
         model = _build(text, torch.bfloat16, torch.device("meta"), trusted)
     except Exception as error:  # of the model's own code
-        raise ModelError(f"{where}: transformers {transformers.__version__} makes no model of it ({_line(error)})") from error
+        raise ModelError(f"{where}: {LIBRARY} makes no model of it ({line(error)})") from error
     _check_class(type(model), where)
     probed = probe(model, where)
     if not reader.has("max_position_embeddings"):
@@ -87,7 +86,7 @@ def read(model_dir: Path, contents: Mapping[str, Any], where: str, *, trusted: b
         headless=architecture.endswith("Model") and architecture != type(model).__name__,
     )
     elements = sum(parameter.numel() for parameter in model.parameters())
-    return Library(text, spec, type(model).__name__, elements, probed.replayable, text is not config, trusted)
+    return Library(text, spec, type(model).__name__, elements, text is not config, trusted)
 
 
 def _config(model_dir: Path, contents: Mapping[str, Any], where: str, trusted: bool) -> Any:
@@ -95,7 +94,7 @@ def _config(model_dir: Path, contents: Mapping[str, Any], where: str, trusted: b
     own_code = bool(contents.get("auto_map"))
     if not isinstance(name, str) or (name not in CONFIG_MAPPING and not (trusted and own_code)):
         hint = "; its folder has code of its own, which --trust-remote-code runs" if own_code else ""
-        raise ModelError(f"{where}: model_type={bare(name)} is not known to transformers {transformers.__version__}{hint}")
+        raise ModelError(f"{where}: model_type={bare(name)} is not known to {LIBRARY}{hint}")
     try:
         if trusted and own_code:
             kind = type(AutoConfig.from_pretrained(str(model_dir), trust_remote_code=True, local_files_only=True))
@@ -104,7 +103,7 @@ def _config(model_dir: Path, contents: Mapping[str, Any], where: str, trusted: b
             return config
         return CONFIG_MAPPING[name].from_dict(dict(contents))
     except Exception as error:  # whatever a broken value makes the library raise
-        raise ModelError(f"{where}: transformers {transformers.__version__} does not accept it ({_line(error)})") from error
+        raise ModelError(f"{where}: {LIBRARY} does not accept it ({line(error)})") from error
 
 
 def _architecture(contents: Mapping[str, Any], config: Any, text: Any, where: str, trusted: bool) -> str:
@@ -117,7 +116,7 @@ def _architecture(contents: Mapping[str, Any], config: Any, text: Any, where: st
         raise ModelError(f"{where}: {bare(name)} has an encoder; the transformers backend serves decoders")
     if trusted and contents.get("auto_map"):
         return name
-    found = AutoModelForCausalLM._model_mapping.get(type(text), None)
+    found: Any = AutoModelForCausalLM._model_mapping.get(type(text), None)
     if found is None or (text is config and found.__name__ not in (name, with_head(name))):
         raise ModelError(f"{where}: transformers has no text decoder for {bare(name)}")
     _check_class(found, where)
@@ -126,9 +125,9 @@ def _architecture(contents: Mapping[str, Any], config: Any, text: Any, where: st
 
 def _check_class(kind: Any, where: str) -> None:
     if kind._is_stateful:
-        raise ModelError(f"{where}: transformers' {kind.__name__} cannot be served: it keeps a state that is neither keys nor values")
+        raise refusal(where, f"{kind.__name__} keeps a state that is neither keys nor values")
     if not kind._supports_attention_backend:
-        raise ModelError(f"{where}: transformers' {kind.__name__} cannot be served: it does not support the attention interface")
+        raise refusal(where, f"{kind.__name__} does not support the attention interface")
 
 
 def _value(config: Any, key: str) -> Any:
@@ -140,10 +139,6 @@ def _value(config: Any, key: str) -> Any:
 
 
 def _build(config: Any, dtype: torch.dtype, device: torch.device, trusted: bool) -> Any:
-    own = copy.deepcopy(config)  # the library writes into it
+    own, auto = copy.deepcopy(config), cast("Any", AutoModelForCausalLM)  # the library writes into a config
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=NAME, trust_remote_code=trusted).eval()
-
-
-def _line(error: BaseException) -> str:
-    return shown(" ".join(str(error).split())[:200] or type(error).__name__)
+        return auto.from_config(own, dtype=dtype, attn_implementation=NAME, trust_remote_code=trusted).eval()

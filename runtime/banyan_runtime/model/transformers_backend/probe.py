@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from banyan_runtime.errors import ModelError
-from banyan_runtime.hub.files import shown
 from banyan_runtime.model.transformers_backend.attention import ARGUMENT, MASKED, NAME, NotPassed
 from banyan_runtime.model.transformers_backend.decoder import Head, base_of
+from banyan_runtime.model.transformers_backend.refusal import line, refusal
 from banyan_runtime.models.config import Attention
 
 _TOKENS: Final = 8
@@ -36,7 +36,6 @@ class Probed:
     layers: tuple[Attention, ...]
     hidden_size: int  # of the states that the head reads
     vocab_size: int
-    replayable: bool  # no operation of a step waits for the host, so that CUDA graphs can hold it
 
 
 @dataclass(slots=True)
@@ -51,9 +50,9 @@ class _Recorder:
     ) -> Tensor:
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int):
-            raise _refusal(self.where, f"{type(module).__name__} does not say which layer it is")
+            raise refusal(self.where, f"{type(module).__name__} does not say which layer it is")
         if layer in self.calls:
-            raise _refusal(self.where, f"layer {layer} attends more than once in a step")
+            raise refusal(self.where, f"layer {layer} attends more than once in a step")
         self.calls[layer] = _asked(self.where, layer, module, query, key, value, settings), mask
         return query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
 
@@ -61,64 +60,57 @@ class _Recorder:
 def probe(model: Any, where: str) -> Probed:
     """Run one step of a model that lies on the meta device. Raises ModelError for what the step cannot be served with."""
     if conv := next((name for name, module in model.named_modules() if isinstance(module, nn.Conv1d)), None):
-        raise _refusal(where, f"{conv} is a convolution over tokens, whose state is neither keys nor values")
+        raise refusal(where, f"{conv} is a convolution over tokens, whose state is neither keys nor values")
     recorder = _Recorder(where)
-    hidden, replayable = _step(model, where, recorder, NAME, None)
+    hidden = _step(model, where, recorder, NAME, None)
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     if sorted(recorder.calls) != list(range(count)):
-        missing = [layer for layer in range(count) if layer not in recorder.calls]
-        raise _refusal(
-            where,
-            f"{len(missing)} of {count} layers (the first is layer {missing[0]}) do not use the attention interface; they may keep a state that "
-            "is neither keys nor values",
-        )
+        using = f"{len(recorder.calls)} of {count} layers use the attention interface"
+        raise refusal(where, f"{using}: the others may keep a state that is neither keys nor values")
     layers = _windowed(model, where, [recorder.calls[layer][0] for layer in range(count)])
     try:
         logits = Head(model)(torch.empty(_TOKENS, hidden, device="meta", dtype=model.dtype))
     except Exception as error:
-        raise _refusal(where, f"its head cannot be computed apart from its layers ({_line(error)})") from error
-    return Probed(layers, hidden, logits.shape[-1], replayable)
+        raise refusal(where, f"its head cannot be computed apart from its layers ({line(error)})") from error
+    return Probed(layers, hidden, logits.shape[-1])
 
 
-def _step(model: Any, where: str, recorder: _Recorder, implementation: str, mask: Tensor | None) -> tuple[int, bool]:
-    """Width of the last hidden states, and whether no operation needed the values of a tensor."""
+def _step(model: Any, where: str, recorder: _Recorder, implementation: str, mask: Tensor | None) -> int:
+    """Width of the last hidden states. No operation of the step needs the values of a tensor, so CUDA graphs can hold it."""
     model.set_attn_implementation(implementation)
-    for assumed in (False, True):
-        recorder.calls.clear()
-        try:
-            with torch.inference_mode(), torch.device("meta"), torch.fx.experimental._config.patch(meta_nonzero_assume_all_nonzero=assumed):
-                _, base = base_of(model)
-                out = base(
-                    input_ids=torch.zeros(1, _TOKENS, dtype=torch.int64),
-                    position_ids=torch.arange(_TOKENS)[None],
-                    attention_mask=mask,
-                    use_cache=False,
-                    **{ARGUMENT: recorder},
-                )
-            return int(out[0].shape[-1]), not assumed
-        except NotPassed:
-            raise _refusal(where, "it does not pass arguments on to its attention") from None
-        except ModelError:
-            raise
-        except Exception as error:  # of the model's own code
-            refused = error
-    raise _refusal(where, f"a step of it cannot be computed apart from its weights ({_line(refused)})") from refused
+    _, base = base_of(model)
+    try:
+        with torch.inference_mode(), torch.device("meta"):
+            out = base(
+                input_ids=torch.zeros(1, _TOKENS, dtype=torch.int64),
+                position_ids=torch.arange(_TOKENS)[None],
+                attention_mask=mask,
+                use_cache=False,
+                **{ARGUMENT: recorder},
+            )
+    except NotPassed:
+        raise refusal(where, "it does not pass arguments on to its attention") from None
+    except ModelError:
+        raise
+    except Exception as error:  # of the model's own code
+        raise refusal(where, f"a step of it cannot be computed apart from its weights ({line(error)})") from error
+    return int(out[0].shape[-1])
 
 
 def _asked(where: str, layer: int, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, settings: dict[str, Any]) -> Attention:
     heads, tokens, head_dim = query.shape[1:]
     kv_heads, value_dim = key.shape[1], value.shape[-1]
     if settings.get("is_causal") is False or getattr(module, "is_causal", True) is False:
-        raise _refusal(where, f"layer {layer} attends to later tokens")
+        raise refusal(where, f"layer {layer} attends to later tokens")
     if key.shape[2] != tokens or key.shape[-1] != head_dim or value.shape[1:3] != key.shape[1:3] or heads % kv_heads:
         shapes = ", ".join(f"{name} {list(each.shape)}" for name, each in (("query", query), ("key", key), ("value", value)))
-        raise _refusal(where, f"layer {layer} attends with {shapes} for {tokens} tokens")
+        raise refusal(where, f"layer {layer} attends with {shapes} for {tokens} tokens")
     for name, given in settings.items():
         if given is not None and given is not False and name not in _READ | _HARMLESS:
-            raise _refusal(where, f"layer {layer} gives its attention {name}, which Banyan does not compute")
+            raise refusal(where, f"layer {layer} gives its attention {name}, which Banyan does not compute")
     scale, sinks = settings.get("scaling"), settings.get("s_aux")
     if sinks is not None and tuple(sinks.shape) != (heads,):
-        raise _refusal(where, f"layer {layer} has sinks of shape {list(sinks.shape)} for {heads} heads")
+        raise refusal(where, f"layer {layer} has sinks of shape {list(sinks.shape)} for {heads} heads")
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
@@ -155,7 +147,7 @@ def _windowed(model: Any, where: str, layers: list[Attention]) -> tuple[Attentio
         known = next((function for made, function in seen if made.untyped_storage()._cdata == mask.untyped_storage()._cdata), None)
         if known is None or not _means(known, attention.window):
             window = "none" if attention.window is None else f"{attention.window} tokens"
-            raise _refusal(where, f"layer {layer} masks other keys than those outside of its window ({window})")
+            raise refusal(where, f"layer {layer} masks other keys than those outside of its window ({window})")
     return tuple(layers)
 
 
@@ -172,11 +164,3 @@ def _means(function: MaskFunction, window: int | None) -> bool:
         return all(sees(_FAR, key) is seen for key, seen in edges.items())
     except NotImplementedError:  # it depends on more than positions
         return False
-
-
-def _refusal(where: str, reason: str) -> ModelError:
-    return ModelError(f"{where}: transformers' form of this model cannot be served: {reason}")
-
-
-def _line(error: BaseException) -> str:
-    return shown(" ".join(str(error).split())[:200] or type(error).__name__)

@@ -16,6 +16,7 @@ from banyan_runtime.model import loader
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.transformers_backend.attention import NAME
 from banyan_runtime.model.transformers_backend.library import Library
+from banyan_runtime.model.transformers_backend.refusal import LIBRARY, line
 
 log = logging.getLogger("banyan")
 
@@ -48,7 +49,8 @@ def load(library: Library, model_dir: Path, choice: Choice) -> Any:
     for device in {choice.device, torch.device("cpu")}:  # they pass through the host's memory
         loader.fit(needed, choice.dtype, device)
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        auto: Any = AutoModelForCausalLM
+        model, report = auto.from_pretrained(
             str(model_dir),
             config=library.config,
             dtype=choice.dtype,
@@ -61,8 +63,7 @@ def load(library: Library, model_dir: Path, choice: Choice) -> Any:
             ignore_mismatched_sizes=True,  # they are refused below, with their names
         )
     except Exception as error:  # whatever files that contradict config.json make the library raise
-        line = shown(" ".join(str(error).split())[:300])
-        raise ModelError(f"{model_dir}: transformers cannot load the weights ({line}); the checkpoint and its config differ") from error
+        raise ModelError(f"{model_dir}: {LIBRARY} cannot load the weights ({line(error)}); the checkpoint and its config differ") from error
     if misshapen := sorted(report["mismatched_keys"]):
         name, found, expected = misshapen[0]
         raise ModelError(
