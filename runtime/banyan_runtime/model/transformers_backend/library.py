@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
+import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from banyan_runtime.errors import ModelError
@@ -48,6 +49,9 @@ def read(model_dir: Path, contents: Mapping[str, Any], where: str, *, trusted: b
     """
     if (file := find(model_dir)) is not None:
         raise ModelError(f"{file}: the transformers backend does not read GGUF files; {_PLAIN}")
+    _check_sizes(contents, where)
+    transformers.logging.set_verbosity_error()  # what it would warn of is refused, or said by us
+    transformers.logging.disable_progress_bar()
     config = _config(model_dir, contents, where, trusted)
     text = config.get_text_config(decoder=True)
     for nested in (contents, text.to_dict()):
@@ -57,7 +61,7 @@ def read(model_dir: Path, contents: Mapping[str, Any], where: str, *, trusted: b
     architecture = _architecture(contents, config, text, where, trusted)
     sizes = {key: value for key in _SIZES if (value := _value(text, key)) is not None}
     reader = HfConfig(sizes | {"rope_parameters": _value(text, "rope_parameters")}, where)
-    for key in sizes:
+    for key in sizes:  # also those that this model's file spells otherwise
         reader.size(key)
     dtype = None if text.dtype is None else str(text.dtype).removeprefix("torch.")
     try:
@@ -87,6 +91,16 @@ def read(model_dir: Path, contents: Mapping[str, Any], where: str, *, trusted: b
     )
     elements = sum(parameter.numel() for parameter in model.parameters())
     return Library(text, spec, type(model).__name__, elements, text is not config, trusted)
+
+
+def _check_sizes(contents: Mapping[str, Any], where: str) -> None:
+    """Raises ModelError for a size that the library would make lists and layers of before it judges it."""
+    parts = {where: contents} | {f"{where}: {key}": part for key, part in contents.items() if isinstance(part, dict)}
+    for name, part in parts.items():
+        reader = HfConfig(part, name)
+        for key in _SIZES:
+            if reader.has(key):
+                reader.size(key)
 
 
 def _config(model_dir: Path, contents: Mapping[str, Any], where: str, trusted: bool) -> Any:
