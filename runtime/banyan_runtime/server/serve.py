@@ -158,7 +158,9 @@ class Server:
 
         own_tokenizer = config.tokenizer_path is None and not config.skip_tokenizer_init
         model_dir = await on_thread(hub.resolve, config.model_path, config.download_dir, report, config.revision, own_tokenizer)
-        await on_thread(registry.read, model_dir, config.json_model_override_args)  # before two readers each blame it in their words
+        # Before two readers each blame it in their words. What is no family's, the engine judges.
+        read = registry.read if config.model_impl == "banyan" else registry.contents
+        await on_thread(read, model_dir, config.json_model_override_args)
         self._note_phase("download", since="downloading")
         self._progress("loading", 0, "")
         self._folder = private_folder()

@@ -119,7 +119,7 @@ def _sentencepiece(fields: Fields, *, merged: bool) -> str:
     return _whole(fields, made, tokens, types, begins=True)
 
 
-def _bpe(fields: Fields, vocabulary: Mapping[str, int], merges: list[tuple[str, str]], **options: object) -> tokenizers.Tokenizer:
+def _bpe(fields: Fields, vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: object) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **options))
     except Exception as error:  # a merge of tokens that there are not

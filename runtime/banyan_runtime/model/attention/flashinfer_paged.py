@@ -119,6 +119,8 @@ class FlashInferAttention:
             return "it computes in float16 and bfloat16"
         if kv_dtype != dtype:
             return "it keeps keys and values in the model's type"
+        if "attention sinks" in spec.features:
+            return "it computes no attention sinks"
         if (uniform := spec.uniform) is None:
             return "it computes heads that are the same in every layer"
         if (dim := uniform.head_dim) not in HEAD_DIMS or uniform.value_size != dim:
@@ -303,7 +305,8 @@ class FlashInferAttention:
         if self._sent is not None:
             self._sent.record()
 
-    def attend(self, layer: int, q: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
+        assert sinks is None, "such models are refused"
         self._pulse()
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # else prompts' is filled with zeros first
         result: Tensor = self._planned[self._windows[layer]].run(q, self._caches[layer], out=out)

@@ -77,7 +77,7 @@ class Way:
         return cls(KEYS, 2, 5 if width <= 64 or programs <= RESIDENT else 3)
 
 
-UNKNOWN: Final[frozenset[Feature]] = frozenset()
+UNKNOWN: Final[frozenset[Feature]] = frozenset({"attention sinks", "value sizes"})
 """What models may need and another backend computes."""
 
 
@@ -303,7 +303,8 @@ class TritonAttention:
         """Whether `turn_and_attend` computes what is planned."""
         return self._planned[0].single
 
-    def attend(self, layer: int, q: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
+        assert sinks is None, "such models are refused"
         heads, plan = self._next(layer)
         keys, values = self.pool.slots(layer)
         q = q.contiguous()
