@@ -108,15 +108,18 @@ def _inspect(path: str, *, as_json: bool) -> int:
     import msgspec
 
     from banyan_runtime.hub.inspect import describe, inspect
-    from banyan_runtime.models import registry
+    from banyan_runtime.model import runners
 
     folder = resolve(path)
     summary = inspect(folder)
     try:
-        known = registry.read(folder)
+        fit = runners.fit(folder)
     except ModelError as error:
-        summary = replace(summary, refused=str(error))
+        summary = replace(summary, refused=summary.refused or str(error))
     else:
-        summary = replace(summary, context_length=known.context_len)  # a stretch counts
+        summary = replace(
+            summary, family=fit.family, runner=fit.runner, slower_because=fit.refused or None, memory_bytes=fit.weights_bytes,
+            context_length=fit.context_len, kv_bytes_per_token=fit.kv_bytes,
+        )  # fmt: skip
     print(msgspec.json.encode(summary).decode() if as_json else describe(folder, summary))
     return 0 if summary.refused is None else ModelError.exit_code

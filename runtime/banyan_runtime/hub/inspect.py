@@ -23,6 +23,7 @@ _BESIDE: Final = (
 )  # fmt: skip
 """What lies beside packed matrices and is none of their numbers."""
 _NO_WEIGHTS: Final = "there are no weights (*.safetensors, *.gguf); with --load-format dummy it answers nonsense"
+_TEXT: Final = ("text_config", "llm_config", "language_config")  # of the decoder, in the config.json of a model that also reads images
 _LARGEST = 1 << 24  # of a size in config.json: the products of sizes below stay printable
 
 
@@ -42,6 +43,10 @@ class Summary:
     tokenizer: bool
     chat_template: bool
     refused: str | None = None  # why it cannot be served, if that is known
+    family: str | None = None
+    runner: str | None = None  # that computes it on this machine
+    slower_because: dict[str, str] | None = None  # why faster runners do not compute it, by their names
+    memory_bytes: int | None = None  # of its weights in that runner
 
 
 def inspect(folder: Path) -> Summary:
@@ -54,6 +59,8 @@ def inspect(folder: Path) -> Summary:
     whole = find(folder)
     files = checkpoint.files(folder) if whole is None else dict.fromkeys(parts(whole), frozenset[str]())
     tensors = checkpoint.tensors(files) if whole is None else _of_gguf(whole)
+    named, joined = config.get("architectures"), _joined(config)
+    config = next((config[key] for key in _TEXT if isinstance(config.get(key), dict)), config)
     heads = _count(config, "num_attention_heads", path) or 0
     kv_heads = _count(config, "num_key_value_heads", path) or heads
     head_dim = _count(config, "head_dim", path) or ((_count(config, "hidden_size", path) or 0) // heads if heads else 0)
@@ -63,7 +70,6 @@ def inspect(folder: Path) -> Summary:
     kv_bytes = 2 * layers * kv_heads * head_dim * item
     if kv_bytes >= 1 << 63:
         raise ModelError(f"{path}: its sizes make {kv_bytes} bytes per token, which no model has")
-    named, joined = config.get("architectures"), _joined(config)
     weight_bytes = sum(tensor.nbytes for tensor in tensors)
     return Summary(
         architecture=", ".join(map(str, named)) if isinstance(named, list) and named else "(none named)",
@@ -122,13 +128,17 @@ def _served(summary: Summary) -> str:
 def describe(folder: Path, summary: Summary) -> str:
     """The summary as aligned lines for a terminal."""
     kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(summary.dtypes.items())) or "none: serve with --load-format dummy"
+    memory = "" if summary.memory_bytes is None else f", weights take {summary.memory_bytes / 1e6:,.1f} MB of memory"
     rows = [
         ("folder", str(folder)),
         ("architecture", summary.architecture),
+        *([("family", summary.family)] if summary.family else []),
+        *([("runner", f"{summary.runner}{memory}")] if summary.runner else []),
+        *[(f"not {name}", why) for name, why in (summary.slower_because or {}).items()],
         ("parameters", f"{summary.parameters:,} in {summary.layers} layers"),
         ("weights", f"{summary.weight_bytes / 1e6:,.1f} MB in {summary.files} file(s); tensors: {kinds}"),
         ("context", f"{summary.context_length:,} tokens" if summary.context_length else "not said"),
-        ("KV cache", f"{summary.kv_bytes_per_token:,} bytes per token in the checkpoint's type"),
+        ("KV cache", f"{summary.kv_bytes_per_token:,} bytes per token"),
         (
             "tokenizer",
             f"{'found' if summary.tokenizer else 'MISSING'}, vocabulary {summary.vocabulary:,}" if summary.vocabulary else "not said",

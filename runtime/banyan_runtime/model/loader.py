@@ -112,6 +112,14 @@ def load(
     return parameters
 
 
+def needed(model_dir: Path, weights: WeightMap, dtype: torch.dtype, packing: Packing | None, *, plain: bool) -> int:
+    """Bytes that `load` takes, from the files' headers. Raises ModelError as `load` does before it reads numbers."""
+    source = _open(model_dir, packing)
+    weights = weights.spelled(set(source.tensors))
+    _check(model_dir, weights, source)
+    return _needed(weights.slices, {name: None if plain else source.kept(name) for name in weights.slices}, dtype)
+
+
 class _Parameters:
     """Parameters that are being filled."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -24,6 +25,7 @@ from banyan_runtime.model.forward import Model, ModelKind
 from banyan_runtime.model.loader import Progress
 from banyan_runtime.model.memory_profiling import DeviceMemory, PoolCost, no_memory
 from banyan_runtime.model.native.forward import NativeModel
+from banyan_runtime.model.pool import cell_bytes
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.torch_forward import TorchModel
 from banyan_runtime.models import registry
@@ -82,6 +84,35 @@ def load_weights(config: ServerConfig, model_dir: Path, progress: Progress, puls
         choice.spec.architecture, choice.dtype, devices.available_bytes(choice.device) / _GIB, model.weights_bytes / _GIB,
     )  # fmt: skip
     return Loaded(config, choice, kind, model, progress, memory, free, time.monotonic() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What computes a model on this machine in a server with default options."""
+
+    family: str
+    runner: str
+    refused: dict[str, str]  # faster runners, and why each does not compute it
+    context_len: int  # tokens
+    weights_bytes: int | None  # in memory; None: not known before transformers loads it
+    kv_bytes: int  # of a token
+
+
+def fit(model_dir: Path) -> Fit:
+    """From config.json and the headers of the weights. Raises ModelError for what cannot be served."""
+    config = ServerConfig(model_path=str(model_dir))
+    device = devices.choose_device(config)
+    spec, library = _read(config, model_dir)
+    reasons = {name: _refusal(kind, config, device, spec) for name, kind in RUNNERS.items()}
+    name = next(name for name, reason in reasons.items() if reason is None)
+    kind = RUNNERS[name] if library is None else TorchModel
+    choice = choose(config, model_dir, spec, device, fast_bf16=kind.fast_bf16, own_attention=kind.own_attention)
+    kv_bytes = cell_bytes(spec, choice.kv_dtype)
+    if library is not None:
+        return Fit(f"{spec.architecture} of transformers", "transformers", {}, spec.context_len, None, kv_bytes)
+    weights_bytes = loader.needed(model_dir, registry.weights_of(spec), choice.dtype, spec.packing, plain=not kind.takes_blocks)
+    refused = {other: reason for other, reason in reasons.items() if reason is not None}
+    return Fit(registry.family_of(spec).title, name, refused, spec.context_len, weights_bytes, kv_bytes)
 
 
 class Loaded:

@@ -99,7 +99,12 @@ def parse(config: Mapping[str, Any], where: str = "config.json") -> DecoderSpec:
 
 def weights_of(spec: DecoderSpec) -> WeightMap:
     """The parameters of a model that `parse` accepted, and where its checkpoints have them."""
-    return weight_map(spec, _family(spec.architecture, spec.model_type).names)
+    return weight_map(spec, family_of(spec).names)
+
+
+def family_of(spec: DecoderSpec) -> Family:
+    """The family of a model that `parse` accepted."""
+    return _family(spec.architecture, spec.model_type)
 
 
 def _family(architecture: str, model_type: str | None) -> Family:
