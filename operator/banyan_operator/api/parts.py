@@ -25,7 +25,7 @@ from banyan_operator.api.rules import Rule
 
 MODEL_URI: Final = (
     r"^(pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^\s]*)?|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?"
-    r"|hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+(@[A-Za-z0-9._/-]+)?"
+    r"|hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+(:[A-Za-z0-9_-]+|/[A-Za-z0-9._+/-]+[.]gguf)?(@[A-Za-z0-9._/-]+)?"
     r"|catalog://[a-z0-9]([-a-z0-9._]*[a-z0-9])?|file:///[^\s]+)$"
 )
 DATA_URI: Final = r"^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^\s]+|file:///[^\s]+)$"
@@ -119,7 +119,8 @@ class ModelSource(Model):
 
     uri: ModelUri = Field(
         description="Where the weights are. pvc://CLAIM/PATH, catalog://NAME (a model that the runtime knows by hash and fetches into the "
-        "cache), s3://BUCKET/PREFIX, hf://ORG/NAME[@REVISION] (fetched into the cache, checked), file:///PATH (local mode only)."
+        "cache), s3://BUCKET/PREFIX, hf://ORG/NAME[:QUANTIZATION|/FILE.gguf][@REVISION] (fetched into the cache, checked), file:///PATH "
+        "(local mode only)."
     )
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=8), ListType("set")] = Field(
         default=(), description="Names accepted in the model field of requests. The first is the canonical one. Default: metadata.name."

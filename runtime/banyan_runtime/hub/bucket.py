@@ -93,7 +93,7 @@ class _Folder:
                     files.append(RemoteFile(name, found.size, found.tag))
         if not files:
             raise ModelError("there are no objects below it; check bucket and prefix", code="model_not_found", value=self._place)
-        wanted = needed(files, str(self._place))
+        wanted = needed(files, str(self._place), self._place.gguf)
         text = "\n".join(f"{file.name} {file.size} {file.tag}" for file in wanted)
         return hashlib.sha256(text.encode()).hexdigest()[:40], wanted
 

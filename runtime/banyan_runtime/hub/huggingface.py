@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_token, snapshot_download
@@ -47,9 +47,11 @@ def fetch(repo: HubRepo, home: Path, report: Report, *, into: Path | None = None
     hub_logging.set_verbosity(logging.ERROR)  # its warnings show signed URLs
     place = home / f"models--{repo.name.replace('/', '--')}"
     ref = place / "refs" / repo.revision
+    own = into is not None or bool(repo.gguf)
 
     def folder_of(commit: str) -> Path:
-        return into or place / "snapshots" / commit
+        """One for each GGUF file: a snapshot would look whole with another one."""
+        return into or place / (f"gguf/{quote(repo.gguf, safe='')}" if repo.gguf else "snapshots") / commit
 
     if COMMIT.fullmatch(repo.revision) and cache.whole(folder_of(repo.revision), repo.revision, hashes=hashes):
         return folder_of(repo.revision)
@@ -63,7 +65,7 @@ def fetch(repo: HubRepo, home: Path, report: Report, *, into: Path | None = None
         return folder_of(last)
 
     def bring(folder: Path) -> dict[str, Entry]:
-        _download(repo, commit, files, folder, home, report, own_folder=into is not None)
+        _download(repo, commit, files, folder, home, report, own_folder=own)
         return checked(folder, files, str(repo))
 
     folder = cache.ensure(folder_of(commit), str(repo), commit, bring, report, hashes=hashes)
@@ -94,7 +96,7 @@ def _listing(repo: HubRepo) -> tuple[str, list[RemoteFile]]:
             raise _no_hub(repo)
         digest = Digest("sha256", found.lfs.sha256) if found.lfs else Digest("git", str(found.blob_id))
         files.append(RemoteFile(found.rfilename, found.size, digest=digest))
-    return info.sha, needed(files, str(repo))
+    return info.sha, needed(files, str(repo), repo.gguf)
 
 
 def _download(repo: HubRepo, commit: str, files: list[RemoteFile], folder: Path, home: Path, report: Report, *, own_folder: bool) -> None:

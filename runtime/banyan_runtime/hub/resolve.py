@@ -47,15 +47,17 @@ def resolve(
     not be read, ConfigError for another kind of address, and what `gguf.unfold` and `fetch` raise.
     """
     found, cache = address.parse(model_path, revision), cache_dir(download_dir)
-    if found is not None:
-        return fetch(found, cache, progress)
-    path, file = _local(model_path)
+    if found is None:
+        path, file = _local(model_path)
+    else:
+        path = fetch(found, cache, progress)
+        file = None if (path / "config.json").is_file() else next(iter(sorted(path.rglob("*.gguf"))), None)
     if file is None:
         return path
     from banyan_runtime.hub.gguf.unfold import unfold
 
     progress("loading", 0, f"the metadata of {file.name}")
-    return unfold(file, None if file == path else path, cache, tokenizer=tokenizer)
+    return unfold(file, None if found is not None or file == path else path, cache, tokenizer=tokenizer)
 
 
 def fetch(found: Address, cache: Path, progress: Report = silent, *, into: Path | None = None, hashes: bool = False) -> Path:
@@ -89,8 +91,8 @@ def place(found: Address, cache: Path) -> Path:
             return cache / "models" / name
         case HubRepo(name):
             return _hf(cache) / f"models--{name.replace('/', '--')}"
-        case BucketPrefix(bucket, prefix):
-            return cache / "models" / "s3" / f"{bucket}--{quote(prefix, safe='')}"[:200]
+        case BucketPrefix(bucket, prefix, gguf):
+            return cache / "models" / "s3" / f"{bucket}--{quote(f'{prefix}/{gguf}'.strip('/'), safe='')}"[:200]
 
 
 def _hf(cache: Path) -> Path:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
 from banyan_runtime.errors import ModelError
+from banyan_runtime.hub.gguf.files import PROJECTOR, first_part
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][\w.+-]{0,199}", re.ASCII)
 _SUFFIXES: Final = (".safetensors", ".json", ".jinja", ".model", ".tiktoken")
 _NAMES: Final = ("merges.txt", "vocab.txt")
+_QUANTIZATION: Final = re.compile(r"(?:^|[-./])((?:UD-)?[A-Za-z0-9]+(?:_[A-Za-z0-9]+)*)(?:-\d{5}-of-\d{5})?\.gguf$", re.ASCII)
+_SHOWN: Final = 12
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 
@@ -43,9 +46,12 @@ class RemoteFile:
     digest: Digest | None = None
 
 
-def needed(files: list[RemoteFile], title: str) -> list[RemoteFile]:
+def needed(files: list[RemoteFile], title: str, gguf: str = "") -> list[RemoteFile]:
     """Of the files of a folder those that serving reads: weights as safetensors, configuration, tokenizer, templates. No pickles and
-    no code, and no weights beside those that the loader takes. Raises ModelError where they make no model."""
+    no code, and no weights beside those that the loader takes. `gguf`: the name or the quantization of the GGUF file that is wanted; it
+    is also taken where it is the only one and there are no safetensors. Raises ModelError where they make no model."""
+    if (gguf or not any(file.name.endswith(".safetensors") for file in files)) and (chosen := _gguf(files, title, gguf)):
+        return chosen
     found = {file.name: file for file in files if _NAME.fullmatch(file.name) and (file.name.endswith(_SUFFIXES) or file.name in _NAMES)}
     weights = {name for name in found if name.endswith(".safetensors")}
     if _INDEX in found:
@@ -57,3 +63,26 @@ def needed(files: list[RemoteFile], title: str) -> list[RemoteFile]:
     if not weights:
         raise ModelError(f"{title}: holds no *.safetensors; weights in other forms (*.bin, *.pt) are not read: convert them first")
     return [found[name] for name in sorted(found.keys() - spare)]
+
+
+def _gguf(files: list[RemoteFile], title: str, wanted: str) -> list[RemoteFile]:
+    """All parts of the GGUF file that is wanted; nothing beside it, for it holds configuration, tokenizer and template."""
+    known = {file.name: file for file in files if file.name.endswith(".gguf") and all(map(_NAME.fullmatch, file.name.split("/")))}
+    models = {name: first_part(PurePosixPath(name)) for name in known if not PurePosixPath(name).name.startswith(PROJECTOR)}
+    wholes: dict[str, list[str]] = {}
+    for name, first in models.items():
+        wholes.setdefault(name if first is None else str(first), []).append(name)
+    found = [name for name in wholes if not wanted or name == wanted or _quantization(name).casefold() == wanted.casefold()]
+    if len(found) == 1:
+        return [known[part] for part in sorted(wholes[found[0]])]
+    if not wanted and not found:
+        return []
+    listed = ", ".join(sorted(found or wholes)[:_SHOWN]) + (", …" if len(found or wholes) > _SHOWN else "")
+    problem = f"{len(found)} GGUF files fit" if found else f"no GGUF file is {wanted}"
+    raise ModelError(f"{title}: {problem}; there are {listed or 'none'}: name one by its file name", code="model_not_found")
+
+
+def _quantization(name: str) -> str:
+    """The end of a file's name, without the number of a part: Q4_K_M of name-Q4_K_M-00001-of-00002.gguf."""
+    match = _QUANTIZATION.search(name)
+    return "" if match is None else match[1]

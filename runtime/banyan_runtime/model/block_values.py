@@ -89,7 +89,8 @@ def _read_mxfp4(blocks: Bytes) -> Floats:
     """The scale is a power of 2, of which the first byte is the exponent; half of it, since the table has twice the values."""
     exponents = blocks[:, :1].astype(np.uint32)
     bits = np.where(exponents < 2, np.uint32(0x00200000) << exponents, (exponents - np.uint32(1)) << np.uint32(23))
-    return _E2M1[_nibbles(blocks[:, 1:]).reshape(-1, 32)] * bits.view(np.float32)
+    scales: Floats = bits.view(np.float32)
+    return _E2M1[_nibbles(blocks[:, 1:]).reshape(-1, 32)] * scales
 
 
 def _read_q2_k(blocks: Bytes) -> Floats:
@@ -130,12 +131,12 @@ def _read_q6_k(blocks: Bytes) -> Floats:
 
 
 def _read_iq4_xs(blocks: Bytes) -> Floats:
-    high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    high: npt.NDArray[np.uint16] = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     low = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), axis=2).reshape(-1, 8)
     scales = ((low | high.astype(np.uint8) << 4).astype(np.float32) - 32) * _scale(blocks, 0)
     values: Floats = _UNEVEN[_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, 8, 32)]
-    found: Floats = (values * scales[:, :, None]).reshape(-1, 256)
-    return found
+    spread: Floats = values * scales[:, :, None]
+    return spread.reshape(-1, 256)
 
 
 DECODE: Final[dict[BlockKind, Callable[[Bytes], Floats]]] = {

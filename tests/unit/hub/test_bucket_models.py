@@ -19,6 +19,7 @@ from banyan_runtime.hub.address import BucketPrefix
 from banyan_runtime.hub.source import Digest, RemoteFile
 from banyan_runtime.storage.s3 import S3Store
 from banyan_runtime.storage.s3_settings import S3Settings
+from tests.support.models import ggufs
 from tests.support.s3 import servers
 from tests.unit.hub.test_hub_models import SERVED, WEIGHTS, same, visible
 
@@ -69,6 +70,16 @@ def shelf(weed: servers.S3Server, tiny_chat: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(bucket, "PIECE", PIECE)
     yield shelf
     proxy.close()
+
+
+def test_a_gguf_file_in_a_bucket_is_fetched_alone(shelf: Shelf, tiny_chat: Path, tmp_path: Path) -> None:
+    content = ggufs.write(tiny_chat, tmp_path / "x.gguf", lambda _: "Q8_0").read_bytes()
+    shelf.put("tiny-Q8_0.gguf", content)
+    shelf.put("tiny-Q4_0.gguf", b"another")
+    folder = resolve(f"{shelf.address}/tiny-Q8_0.gguf")
+    assert (folder / "tiny-Q8_0.gguf").read_bytes() == content
+    assert not shelf.reads("tiny-Q4_0.gguf")
+    assert not shelf.reads(WEIGHTS)
 
 
 def test_a_model_in_a_bucket_is_fetched_and_costs_one_listing_the_second_time(shelf: Shelf, tiny_chat: Path) -> None:

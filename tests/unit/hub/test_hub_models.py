@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from banyan_runtime.errors import AccessError, CacheNotWritable, ConfigError, ModelError, SourceUnreachable, UnavailableError
-from banyan_runtime.hub import cache, manifest, resolve
+from banyan_runtime.hub import cache, manifest, resolve, source
 from banyan_runtime.hub.address import HubRepo
 from banyan_runtime.hub.inspect import inspect
 from banyan_runtime.hub.resolve import fetch
+from banyan_runtime.hub.source import RemoteFile
+from tests.support.models import ggufs
 from tests.support.models.mirror import COMMIT, TOKEN, Fault, Mirror
 
 Fetching = Callable[..., "subprocess.Popen[str]"]
@@ -156,6 +158,50 @@ def test_an_address_that_leads_nowhere_is_named(mirror: Mirror, address: str, er
     with pytest.raises(error, match=told) as raised:
         resolve(address)
     assert "secret" not in str(raised.value)
+
+
+@pytest.fixture
+def quantized(mirror: Mirror, tiny_chat: Path, tmp_path: Path) -> Mirror:
+    """A repository of GGUF files, one of them in a folder of its own."""
+    files = {
+        name: ggufs.write(tiny_chat, tmp_path / "x.gguf", lambda _, kind=kind: kind).read_bytes()
+        for name, kind in {"tiny-Q8_0.gguf": "Q8_0", "tiny.q4_0.gguf": "Q4_0", "BF16/tiny-BF16.gguf": "BF16"}.items()
+    }
+    mirror.files = {"README.md": b"", "config.json": b'{"model_type": "qwen3"}', "mmproj-F16.gguf": b"GGUF", **files}
+    return mirror
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [(":Q8_0", "tiny-Q8_0.gguf"), (":Q4_0", "tiny.q4_0.gguf"), ("/tiny-Q8_0.gguf", "tiny-Q8_0.gguf"), (":bf16", "BF16/tiny-BF16.gguf")],
+)
+def test_one_gguf_file_of_several_is_fetched_alone(quantized: Mirror, wanted: str, name: str) -> None:
+    folder = resolve(f"hf://org/tiny{wanted}@main")
+    assert (folder / Path(name).name).read_bytes() == quantized.files[name]
+    assert inspect(folder).architecture == "Qwen3ForCausalLM"
+    assert {other for other in quantized.files if quantized.sent(other)} == {name}
+    assert resolve(f"hf://org/tiny{wanted}") == folder
+    assert quantized.sent(name) == len(quantized.files[name]), "fetched once"
+
+
+@pytest.mark.parametrize("wanted", ["", ":Q6_K", "/other.gguf"])
+def test_what_no_gguf_file_fits_names_those_that_there_are(quantized: Mirror, wanted: str) -> None:
+    with pytest.raises(ModelError, match=r"hf://org/tiny.*BF16/tiny-BF16\.gguf, tiny-Q8_0\.gguf, tiny\.q4_0\.gguf"):
+        resolve(f"hf://org/tiny{wanted}")
+    assert not any(map(quantized.sent, quantized.files))
+
+
+def test_the_only_gguf_file_needs_no_name_and_its_parts_are_one_file() -> None:
+    def needed(*names: str, gguf: str = "") -> list[str]:
+        return [file.name for file in source.needed([RemoteFile(name, 1) for name in names], "x", gguf)]
+
+    assert needed("README.md", "a-Q8_0.gguf") == ["a-Q8_0.gguf"]
+    parts = [f"a-UD-Q4_K_XL-0000{number}-of-00002.gguf" for number in (1, 2)]
+    assert needed(*parts, "a-Q8_0.gguf", gguf="UD-Q4_K_XL") == parts
+    assert needed(*parts, "a-Q8_0.gguf", gguf=parts[0]) == parts
+    assert needed("config.json", "model.safetensors", "a-Q8_0.gguf") == ["config.json", "model.safetensors"]
+    with pytest.raises(ModelError, match="no GGUF file is Q2_K"):
+        needed("config.json", "model.safetensors", gguf="Q2_K")
 
 
 def test_two_revisions_of_one_model_are_refused() -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Final
+from pathlib import Path, PurePath
+from typing import Final, TypeVar
 
 from banyan_runtime.errors import ModelError
 
 MAGIC: Final = b"GGUF"
+PROJECTOR: Final = "mmproj"  # begins the names of files that hold an image encoder alone
 _PART: Final = re.compile(r"(.+)-(\d{5})-of-(0\d{4})\.gguf", re.ASCII)  # as llama-gguf-split names parts
-_PROJECTOR: Final = "mmproj"  # begins the names of files that hold an image encoder alone
+_Path = TypeVar("_Path", bound=PurePath)
 
 
 def is_gguf(path: Path) -> bool:
@@ -24,14 +25,14 @@ def find(folder: Path) -> Path | None:
     Raises ModelError for several."""
     if any(folder.glob("*.safetensors")):
         return None
-    found = [path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith(_PROJECTOR) and first_part(path) in (None, path)]
+    found = [path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith(PROJECTOR) and first_part(path) in (None, path)]
     if len(found) > 1:
         named = ", ".join(path.name for path in found[:4])
         raise ModelError(f"{folder}: holds {len(found)} GGUF files ({named}{', …' if len(found) > 4 else ''}); name one with --model-path")
     return found[0] if found else None
 
 
-def first_part(path: Path) -> Path | None:
+def first_part(path: _Path) -> _Path | None:
     """The first part of a file that is split, by its name; None: it is whole."""
     match = _PART.fullmatch(path.name)
     return None if match is None else path.with_name(f"{match[1]}-00001-of-{match[3]}.gguf")
