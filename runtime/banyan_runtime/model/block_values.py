@@ -131,7 +131,7 @@ def _read_q6_k(blocks: Bytes) -> Floats:
 
 
 def _read_iq4_xs(blocks: Bytes) -> Floats:
-    high: npt.NDArray[np.uint16] = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     low = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), axis=2).reshape(-1, 8)
     scales = ((low | high.astype(np.uint8) << 4).astype(np.float32) - 32) * _scale(blocks, 0)
     values: Floats = _UNEVEN[_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, 8, 32)]

@@ -120,10 +120,10 @@ class TorchAttention:
         window, cap = spec.window, spec.soft_cap
         shape = (n, queries, spec.kv_heads, spec.group, spec.head_dim)
         q = q.view(shape).permute(2, 0, 1, 3, 4).reshape(spec.kv_heads * n, -1, spec.head_dim)
-        highest, mass, values = None, None, None
+        state: tuple[Tensor, Tensor, Tensor] | None = None  # the largest score, the weights' sum and the weighted values so far
         if sinks is not None:  # as a key before all others, whose value is zero
             highest = sinks.float().view(spec.kv_heads, 1, spec.group).expand(-1, n * queries, -1).reshape(*q.shape[:2], 1)
-            mass, values = torch.ones_like(highest), highest.new_zeros(*q.shape[:2], spec.value_size)
+            state = highest, torch.ones_like(highest), highest.new_zeros(*q.shape[:2], spec.value_size)
         first = 0 if window is None else max(0, batch.earliest - window + 1) // self._page_size * self._page_size
         for begin in range(first, batch.last, BLOCK):
             self._pulse()
@@ -140,16 +140,17 @@ class TorchAttention:
                 if window is not None:
                     hidden |= at <= batch.positions - window
                 scores.view(spec.kv_heads, n, queries, spec.group, -1).masked_fill_(hidden, torch.finfo(torch.float32).min)
-            largest = scores.amax(-1, keepdim=True)
-            higher = largest if highest is None else torch.maximum(highest, largest)
-            weights = scores.sub_(higher).exp_()
-            part, found = weights.sum(-1, keepdim=True), torch.bmm(weights.to(q.dtype), own)
-            if highest is not None and mass is not None and values is not None:
-                kept = (highest - higher).exp_()
-                part, found = part.add_(mass * kept), values * kept + found
-            highest, mass, values = higher, part, found
-        assert mass is not None, "a query sees a key at least"
-        assert values is not None
+            highest = scores.amax(-1, keepdim=True)
+            if state is not None:
+                highest = torch.maximum(highest, state[0])
+            weights = scores.sub_(highest).exp_()
+            mass, values = weights.sum(-1, keepdim=True), torch.bmm(weights.to(q.dtype), own)
+            if state is not None:
+                kept = (state[0] - highest).exp_()
+                mass, values = mass + state[1] * kept, values + state[2] * kept
+            state = highest, mass, values
+        assert state is not None, "a query sees a key at least"
+        _, mass, values = state
         out = (values / mass).to(q.dtype).view(spec.kv_heads, n, queries, spec.group, spec.value_size)
         return out.permute(1, 2, 0, 3, 4).reshape(n * queries, spec.heads, spec.value_size)
 
