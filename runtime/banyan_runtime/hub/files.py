@@ -16,6 +16,7 @@ from banyan_runtime.errors import AccessError, ModelError
 
 JSON_BYTES: Final = 8 << 20  # tokenizer_config.json of a vocabulary with 6,000 added tokens has 1.2 MB
 INDEX_BYTES: Final = 32 << 20  # the index of a checkpoint with 90,000 tensors has 9 MB
+TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "tekken.json", "vocab.json")  # any of these makes a tokenizer
 _VALUES: Final = 500_000  # of one file: a value takes two bytes there and 200 in memory; 14,000 tensors make 200,000
 
 _POINTER: Final = b"version https://git-lfs"

@@ -12,7 +12,7 @@ from typing import Any, Final
 from banyan_runtime.errors import ModelError
 from banyan_runtime.hub import checkpoint
 from banyan_runtime.hub.checkpoint import StoredTensor
-from banyan_runtime.hub.files import read_object, read_object_if_any, shown
+from banyan_runtime.hub.files import TOKENIZERS, read_object, read_object_if_any, shown
 from banyan_runtime.hub.gguf import header
 from banyan_runtime.hub.gguf.files import find, parts
 
@@ -81,7 +81,7 @@ def inspect(folder: Path) -> Summary:
         context_length=_count(config, "max_position_embeddings", path),
         kv_bytes_per_token=kv_bytes,
         vocabulary=_count(config, "vocab_size", path),
-        tokenizer=(folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists(),
+        tokenizer=any((folder / name).exists() for name in TOKENIZERS),
         chat_template=(folder / "chat_template.jinja").exists() or "chat_template" in read_object_if_any(folder / "tokenizer_config.json"),
         refused=None if weight_bytes else _NO_WEIGHTS,
     )

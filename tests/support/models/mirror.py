@@ -124,7 +124,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         mirror = self.server.mirror
         asked = Asked(self.path, {name.lower(): value for name, value in self.headers.items()})
-        name = unquote(self.path.rpartition("/")[2].partition("?")[0])
+        path = unquote(self.path.partition("?")[0])
+        resolved = path.removeprefix(f"/org/tiny/resolve/{self.server.mirror.commit}/")
+        name = path.rpartition("/")[2] if resolved == path else resolved  # files may lie in folders
         with mirror.lock:
             mirror.asked.append(asked)
             fault = None

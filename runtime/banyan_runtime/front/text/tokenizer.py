@@ -16,16 +16,16 @@ import tokenizers
 from banyan_runtime.errors import ModelError
 from banyan_runtime.front.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from banyan_runtime.front.text.vocabulary import token_bytes
-from banyan_runtime.hub.files import read_bytes, read_object_if_any, read_text, shown
+from banyan_runtime.hub.files import TOKENIZERS, read_bytes, read_object_if_any, read_text, shown
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_FILES: Final = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")  # any of these makes a tokenizer
 _BESIDE: Final = ("merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja")
 _POINTER_BYTES: Final = 200
 _LARGEST_FILE: Final = 128 << 20  # the largest known, of a vocabulary of 262,144 tokens, has 35 MB; reading takes ten times that
 _LARGEST_ID: Final = (1 << 22) - 1  # a table has a row for every id, used or not; the largest known vocabulary has 262,208
+_PROBES: Final = ("Hello world", "a 1 été, 日本")
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -72,12 +72,12 @@ class Tokenizer:
     @staticmethod
     def load(folder: Path) -> Tokenizer:
         """Read the tokenizer in `folder`. Raises ModelError when it is missing or broken."""
-        if not any((folder / name).is_file() for name in _FILES):  # transformers would make an empty one out of nothing
+        if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would make an empty one out of nothing
             raise ModelError(
                 f"{folder}: holds no tokenizer (tokenizer.json); put it there, name another folder with --tokenizer-path, or serve "
                 "token ids only with --skip-tokenizer-init"
             )
-        for name in (*_FILES, *_BESIDE):
+        for name in (*TOKENIZERS, *_BESIDE):
             file = folder / name
             if file.is_file() and (size := file.stat().st_size) > _LARGEST_FILE:
                 raise ModelError(f"{file}: has {size} bytes; at most {_LARGEST_FILE} are read, no tokenizer needs more")
@@ -105,6 +105,7 @@ class Tokenizer:
                 f"{folder}: {type(loaded).__name__} has no fast form (tokenizer.json), which Banyan needs; "
                 "convert it, or serve token ids only with --skip-tokenizer-init"
             )
+        _compare(folder, loaded.backend_tokenizer)
         return Tokenizer(loaded.backend_tokenizer, settings)
 
     @property
@@ -169,6 +170,25 @@ def _declared(folder: Path) -> PretrainedConfig:
     if config.get("tokenizer_class"):
         declared.tokenizer_class = config["tokenizer_class"]
     return declared
+
+
+def _compare(folder: Path, made: tokenizers.Tokenizer) -> None:
+    """Raises ModelError for a tokenizer that was made of SentencePiece's file and gives other ids than SentencePiece: the file alone does
+    not tell transformers all rules, which come with the class that tokenizer_config.json names."""
+    file = folder / "tokenizer.model"
+    if (folder / "tokenizer.json").is_file() or not file.is_file():
+        return
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        own = SentencePieceProcessor(model_file=str(file))
+    except (OSError, RuntimeError):  # tiktoken's file has the same name
+        return
+    if any(own.encode(text) != made.encode(text, add_special_tokens=False).ids for text in _PROBES):
+        raise ModelError(
+            f"{file}: gives other tokens than SentencePiece, since tokenizer_config.json does not name the model's tokenizer_class; set it "
+            "there (LlamaTokenizer, GemmaTokenizer), or put tokenizer.json beside it"
+        )
 
 
 def _is_failure(error: BaseException) -> bool:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from banyan_runtime.errors import AccessError, UnavailableError
+from banyan_runtime.hub.files import TOKENIZERS
 from banyan_runtime.hub.gguf import config, header
 from banyan_runtime.hub.gguf.files import parts
 from banyan_runtime.hub.gguf.header import Fields
@@ -28,7 +29,6 @@ log = logging.getLogger("banyan")
 
 _SIZES: Final = ".banyan-sizes.json"  # of what was made
 _FORM: Final = "2"  # of what is made; a change makes folders anew
-_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 _NAMED: Final = 80  # characters of a file's name in that of its folder
 
 
@@ -41,7 +41,7 @@ def unfold(file: Path, beside: Path | None, cache: Path, *, tokenizer: bool = Tr
     """
     own = () if beside is None else tuple(sorted(path.name for path in beside.iterdir() if _counts(path)))
     makers: dict[str, Callable[[Fields], str]] = {name: make for name, make in _MAKERS.items() if name not in own}
-    if not tokenizer or set(_TOKENIZERS) & set(own):
+    if not tokenizer or set(TOKENIZERS) & set(own):
         makers.pop("tokenizer.json", None)
     if not tokenizer:
         makers.pop("tokenizer_config.json", None)
