@@ -51,13 +51,14 @@ class KvPool:
         self.bytes = slots * cell_bytes(spec, self.kept)
 
     def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """k and v [T, kv_heads, head_dim] into slots [T].
+        """k [T, kv_heads, head_dim] and v [T, kv_heads, value_size] into slots [T].
 
         Values are made finite: a query's weight of a key that it must not see is 0, but 0 times NaN would be NaN, for tokens
         before a broken one and for the next owner of its page. The key is marked instead (v - v is NaN unless v is finite),
         so that whoever does see it still fails.
         """
-        k, v = (k + (v - v)).transpose(0, 1), torch.nan_to_num(v).transpose(0, 1)
+        mark = v - v if v.shape == k.shape else (v - v).sum(-1, keepdim=True)
+        k, v = (k + mark).transpose(0, 1), torch.nan_to_num(v).transpose(0, 1)
         if not self.narrow:
             self._k_slots[layer].index_copy_(1, slots, k)
             self._v_slots[layer].index_copy_(1, slots, v)
@@ -94,7 +95,7 @@ class Cells:
     slots: Tensor  # int64 or int32 [T]
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """k and v [T, kv_heads, head_dim]."""
+        """k [T, kv_heads, head_dim] and v [T, kv_heads, value_size]."""
         self.pool.store(layer, self.slots.long(), k, v)
 
 

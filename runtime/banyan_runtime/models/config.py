@@ -118,6 +118,7 @@ class Attention:
     value_norm: bool = False  # a norm without weight
     kv_layer: int | None = None  # an earlier layer, whose keys and values this one reads; None: it has its own
     value_dim: int | None = None  # of a value; None: head_dim
+    sinks: bool = False  # each head has a logit without a key, which takes a share of the weights
 
     @property
     def group(self) -> int:
@@ -166,10 +167,10 @@ class LayerInputs:
 
 
 Feature = Literal[
-    "attention soft cap", "embedding scale", "GELU", "head sizes by layer", "KV of another layer", "layer inputs", "LayerNorm",
-    "learned layer scale", "logit scale", "logit soft cap", "MLP without a gate", "no rope", "norms after blocks", "parallel blocks",
-    "partial rope", "QK norm after rope", "QK norm over rows", "query growth", "query scale", "residual scale", "several ropes",
-    "value norm", "values are keys", "wide RMS norm",
+    "attention sinks", "attention soft cap", "embedding scale", "GELU", "head sizes by layer", "KV of another layer", "layer inputs",
+    "LayerNorm", "learned layer scale", "logit scale", "logit soft cap", "MLP without a gate", "no rope", "norms after blocks",
+    "parallel blocks", "partial rope", "QK norm after rope", "QK norm over rows", "query growth", "query scale", "residual scale",
+    "several ropes", "value norm", "value sizes", "values are keys", "wide RMS norm",
 ]  # fmt: skip
 """What a model may need beyond Llama's blocks, QK norm over heads and windows. A runner declares which of these it implements."""
 
@@ -230,6 +231,7 @@ class DecoderSpec:
         layers, attentions = self.layers, [layer.attention for layer in self.layers]
         ropes = {attention.rope for attention in attentions}
         needed: dict[Feature, bool] = {
+            "attention sinks": any(attention.sinks for attention in attentions),
             "attention soft cap": any(attention.soft_cap is not None for attention in attentions),
             "embedding scale": self.embed_scale != 1.0,
             "GELU": any(layer.mlp.activation != "silu" for layer in layers),
@@ -252,6 +254,7 @@ class DecoderSpec:
             "residual scale": any(layer.residual_scale != 1.0 for layer in layers),
             "several ropes": len(ropes - {None}) > 1,
             "value norm": any(attention.value_norm for attention in attentions),
+            "value sizes": any(attention.value_size != attention.head_dim for attention in attentions),
             "values are keys": any(attention.value_is_key for attention in attentions),
             "wide RMS norm": self.norm.kind == "rms_wide",
         }

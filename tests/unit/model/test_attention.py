@@ -56,9 +56,10 @@ class Room:
         dim: int = DIM,
         device: str = "cpu",
         kept: torch.dtype | None = None,
+        value_dim: int | None = None,
     ) -> None:
         self.lengths, self.window, self.page_size, self.dim = lengths, window, page_size, dim
-        self.spec = spec(window, dim)
+        self.spec = spec(window, dim, value_dim=value_dim)
         pages = [-(-length // page_size) for length in lengths]
         self.pool = KvPool(self.spec, sum(pages) * page_size, page_size, dtype, torch.device(device), kept)
         self.pulses = 0
@@ -70,10 +71,10 @@ class Room:
         self.slots = [(own[:, None] * page_size + np.arange(page_size)).reshape(-1).astype(np.int32) for own in numbers]
         generator = torch.Generator().manual_seed(2)
 
-        def some(heads: int) -> list[torch.Tensor]:
+        def some(heads: int, dim: int = dim) -> list[torch.Tensor]:
             return [(torch.randn(length, heads, dim, generator=generator) * 2).to(device, dtype) for length in lengths]
 
-        self.q, self.k, self.v = some(HEADS), some(KV_HEADS), some(KV_HEADS)
+        self.q, self.k, self.v = some(HEADS), some(KV_HEADS), some(KV_HEADS, value_dim or dim)
 
     def _pulse(self) -> None:
         self.pulses += 1
@@ -99,19 +100,19 @@ class Room:
         return q, k, v
 
     @torch.inference_mode()
-    def attend(self, work: list[tuple[int, int, int]]) -> list[torch.Tensor]:
+    def attend(self, work: list[tuple[int, int, int]], sinks: torch.Tensor | None = None) -> list[torch.Tensor]:
         """(row, start, end) of each sequence of a step → what attention gives."""
         step = self.step(work)
         self.table.apply(step)
         self.attention.plan(step, self.table)
         q, k, v = self.of(work)
         self.attention.cells.store(0, k, v)
-        return list(self.attention.attend(0, q).split([end - start for _, start, end in work]))
+        return list(self.attention.attend(0, q, sinks).split([end - start for _, start, end in work]))
 
     def prefill(self) -> list[torch.Tensor]:
         return [self.attend([(row, 0, length)])[0] for row, length in enumerate(self.lengths)]
 
-    def expected(self, row: int) -> torch.Tensor:
+    def expected(self, row: int, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """In double precision, with all scores at once; of keys and values as the pool keeps them."""
         q, k, v = (part[row] for part in (self.q, self.k, self.v))
         if self.pool.narrow:
@@ -123,7 +124,10 @@ class Room:
         hidden = position[None] > position[:, None]
         if self.window is not None:
             hidden |= position[None] <= position[:, None] - self.window
-        return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v.repeat_interleave(group, 1))
+        scores = scores.masked_fill(hidden, -math.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, len(q), 1)), -1)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(k)], v.repeat_interleave(group, 1))
 
 
 NARROW = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -151,6 +155,23 @@ def test_attention_over_several_blocks_equals_one_softmax_over_all_keys(window: 
     room = Room([LONG, 3], window, page_size)
     for row, found in enumerate(room.prefill()):
         torch.testing.assert_close(found.double(), room.expected(row), rtol=1e-4, atol=2e-5)
+
+
+def test_a_sink_takes_its_share_of_the_weights() -> None:
+    room, sinks = Room([LONG, 3], page_size=16), torch.linspace(-4, 12, HEADS)
+    found = room.attend([(0, 0, LONG), (1, 0, 3)], sinks)
+    for row, values in enumerate(found):
+        torch.testing.assert_close(values.double(), room.expected(row, sinks), rtol=1e-4, atol=2e-5)
+
+
+def test_values_may_be_narrower_than_keys() -> None:
+    """A value that is not finite marks its key all the same."""
+    room = Room([LONG, 30], page_size=16, value_dim=DIM // 2)
+    room.v[1][20, 0, 3] = float("nan")
+    found = room.prefill()
+    torch.testing.assert_close(found[0].double(), room.expected(0), rtol=1e-4, atol=2e-5)
+    assert torch.isfinite(found[1][:20]).all()
+    assert not torch.isfinite(found[1][20:, : HEADS // KV_HEADS]).any()
 
 
 @pytest.mark.parametrize(("window", "page_size"), [(None, 16), (BLOCK + 100, 1)])

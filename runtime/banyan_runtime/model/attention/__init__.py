@@ -33,8 +33,9 @@ class Attention(Protocol):
     def plan(self, step: Step, table: SlotTable) -> None:
         """Prepare what all layers of a step share: where keys lie, which of them each query sees. The table has taken the step in."""
 
-    def attend(self, layer: int, q: Tensor) -> Tensor:
-        """q and the result: [T, heads, head_dim]. The keys and values of the step's tokens are in their cells.
+    def attend(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """q [T, heads, head_dim] and the result [T, heads, value_size]. The keys and values of the step's tokens are in their cells.
+        `sinks` [heads]: of a layer that has some, logits that take a share of the weights and have no key.
 
         Prefill and decode are told apart by the plan: a query sees the positions up
         to its own, whether they were computed in this step, an earlier one, or by another request with the same prefix.

@@ -38,7 +38,7 @@ from banyan_runtime.step import I32, PADDING_SLOT, Pulse, Step, TableShape
 log = logging.getLogger("banyan")
 
 FEW_QUERIES: Final = 16  # of the longest sequence of a step
-_UNKNOWN: Final[frozenset[Feature]] = frozenset({"attention soft cap", "head sizes by layer"})
+_UNKNOWN: Final[frozenset[Feature]] = frozenset({"attention sinks", "attention soft cap", "head sizes by layer", "value sizes"})
 CUDA_CORES: Final = 4  # heads that share a KV head: with fewer, a decode step is faster without tensor cores
 _SHOWN: Final = 300  # characters of a library's words
 WORKSPACE: Final = 128 << 20  # bytes for parts of results, as FlashInfer recommends; what graphs need beyond that is asked for
@@ -302,7 +302,8 @@ class FlashInferAttention:
         if self._sent is not None:
             self._sent.record()
 
-    def attend(self, layer: int, q: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
+        assert sinks is None, "such models are refused"
         self._pulse()
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # else prompts' is filled with zeros first
         result: Tensor = self._planned[self._windows[layer]].run(q, self._caches[layer], out=out)

@@ -7,7 +7,7 @@ Contexts are computed block by block, so that memory does not grow with them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
@@ -52,6 +52,8 @@ class _Batch:
     tokens: Tensor  # int64 [n * q]
     positions: Tensor  # int64 [n, q, 1, 1]
     earliest: int  # position
+    last: int  # key, plus one
+    pages: dict[int, Tensor] = field(default_factory=dict)  # of a block of keys, by its first position
 
 
 class TorchAttention:
@@ -99,28 +101,33 @@ class TorchAttention:
             tokens=tensor((firsts[:, None] + offsets).reshape(-1), self._pool.device),
             positions=tensor(positions, self._pool.device)[:, :, None, None],
             earliest=int(positions.min()),
+            last=int(keys.max()),
         )
 
-    def attend(self, layer: int, q: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
         spec = self._layers[layer]
-        q, out = q * spec.scale, q.new_empty(*q.shape[:2], spec.value_size)
+        q = q * spec.scale
+        if len(self._batches) == 1:  # it has all tokens, in their order
+            return self._attend(layer, q, self._batches[0], sinks)
+        out = q.new_empty(*q.shape[:2], spec.value_size)
         for batch in self._batches:
-            out.index_copy_(0, batch.tokens, self._attend(layer, q.index_select(0, batch.tokens), batch))
+            out.index_copy_(0, batch.tokens, self._attend(layer, q.index_select(0, batch.tokens), batch, sinks))
         return out
 
-    def _attend(self, layer: int, q: Tensor, batch: _Batch) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, batch: _Batch, sinks: Tensor | None) -> Tensor:
         """q [n * queries, heads, head_dim] and the result, of values' size. An online softmax over blocks of keys."""
         spec, (n, queries) = self._layers[layer], batch.positions.shape[:2]
         window, cap = spec.window, spec.soft_cap
         shape = (n, queries, spec.kv_heads, spec.group, spec.head_dim)
         q = q.view(shape).permute(2, 0, 1, 3, 4).reshape(spec.kv_heads * n, -1, spec.head_dim)
-        highest = torch.full((*q.shape[:2], 1), torch.finfo(torch.float32).min, device=q.device)
-        mass, values = torch.zeros_like(highest), highest.new_zeros(*q.shape[:2], spec.value_size)
+        state: tuple[Tensor, Tensor, Tensor] | None = None  # the largest score, the weights' sum and the weighted values so far
+        if sinks is not None:  # as a key before all others, whose value is zero
+            highest = sinks.float().view(spec.kv_heads, 1, spec.group).expand(-1, n * queries, -1).reshape(*q.shape[:2], 1)
+            state = highest, torch.ones_like(highest), highest.new_zeros(*q.shape[:2], spec.value_size)
         first = 0 if window is None else max(0, batch.earliest - window + 1) // self._page_size * self._page_size
-        last = int(batch.keys.max())
-        for begin in range(first, last, BLOCK):
+        for begin in range(first, batch.last, BLOCK):
             self._pulse()
-            pages = self._pages(batch, begin, min(begin + BLOCK, last))
+            pages = self._pages(batch, begin, min(begin + BLOCK, batch.last))
             keys = self._pool.keys(layer, pages).view(len(q), -1, spec.head_dim)
             own = self._pool.values(layer, pages).view(len(q), -1, spec.value_size)
             scores = torch.bmm(q, keys.transpose(1, 2)).float()
@@ -133,19 +140,28 @@ class TorchAttention:
                 if window is not None:
                     hidden |= at <= batch.positions - window
                 scores.view(spec.kv_heads, n, queries, spec.group, -1).masked_fill_(hidden, torch.finfo(torch.float32).min)
-            higher = torch.maximum(highest, scores.amax(-1, keepdim=True))
-            weights, kept = scores.sub_(higher).exp_(), (highest - higher).exp_()
-            mass = mass * kept + weights.sum(-1, keepdim=True)
-            values = values * kept + torch.bmm(weights.to(q.dtype), own)
-            highest = higher
+            highest = scores.amax(-1, keepdim=True)
+            if state is not None:
+                highest = torch.maximum(highest, state[0])
+            weights = scores.sub_(highest).exp_()
+            mass, values = weights.sum(-1, keepdim=True), torch.bmm(weights.to(q.dtype), own)
+            if state is not None:
+                kept = (state[0] - highest).exp_()
+                mass, values = mass + state[1] * kept, values + state[2] * kept
+            state = highest, mass, values
+        assert state is not None, "a query sees a key at least"
+        _, mass, values = state
         out = (values / mass).to(q.dtype).view(spec.kv_heads, n, queries, spec.group, spec.value_size)
         return out.permute(1, 2, 0, 3, 4).reshape(n * queries, spec.heads, spec.value_size)
 
     def _pages(self, batch: _Batch, begin: int, end: int) -> Tensor:
-        """int32 [n * pages] of the keys begin to end; the padding page where a sequence is shorter."""
-        starts = np.arange(begin, end, self._page_size)
-        pages = self._table.pages(batch.rows, begin // self._page_size, len(starts), self._page_size)
-        return tensor(np.where(starts < batch.keys[:, None], pages, PADDING_SLOT).reshape(-1), self._pool.device, torch.int32)
+        """int32 [n * pages] of the keys begin to end; the padding page where a sequence is shorter. Layers share them."""
+        if (found := batch.pages.get(begin)) is None:
+            starts = np.arange(begin, end, self._page_size)
+            pages = self._table.pages(batch.rows, begin // self._page_size, len(starts), self._page_size)
+            own = np.where(starts < batch.keys[:, None], pages, PADDING_SLOT).reshape(-1)
+            found = batch.pages[begin] = tensor(own, self._pool.device, torch.int32)
+        return found
 
 
 def _tiles(step: Step) -> Iterator[_Tile]:

@@ -71,7 +71,7 @@ class Way:
         return cls(KEYS, 2, 5 if width <= 64 or programs <= RESIDENT else 3)
 
 
-_UNKNOWN: Final[frozenset[Feature]] = frozenset({"attention soft cap", "head sizes by layer"})
+_UNKNOWN: Final[frozenset[Feature]] = frozenset({"attention sinks", "attention soft cap", "head sizes by layer", "value sizes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,8 @@ class TritonAttention:
         assert self._planned is not None, "a step is planned first"
         return self._planned.single
 
-    def attend(self, layer: int, q: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
+        assert sinks is None, "such models are refused"
         plan = self._next()
         keys, values = self.pool.slots(layer)
         q = q.contiguous()
