@@ -28,6 +28,16 @@ class ServerConfig:
     )
     tokenizer_path: str | None = option(None, help="Folder of the tokenizer. Default: --model-path.", group="model")
     skip_tokenizer_init: bool = option(False, help="Serve token ids only: /generate with input_ids.", group="model")
+    model_impl: str = option(
+        "auto",
+        check=one_of("auto", "banyan", "transformers"),
+        help="Whose code computes the model: banyan (the families of docs/models.md), transformers (every decoder of the library with its "
+        "attention interface, slower). auto: ours, where it is of a family.",
+        group="model",
+    )
+    trust_remote_code: bool = option(
+        False, help="Run Python code from the model's folder, where transformers needs it. It can do what this server can.", group="model"
+    )
     load_format: str = option(
         "auto", check=one_of("auto", "safetensors", "dummy"), help="'dummy' makes random weights from config.json alone.", group="model"
     )

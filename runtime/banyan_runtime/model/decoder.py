@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from banyan_runtime.model.attention import Attention, Held
 from banyan_runtime.model.layers import ACTIVATIONS, Begun, Kernels, Layer, Norm, embedded
+from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.rope import Ropes, Rotation
+from banyan_runtime.model.sampler import Sampler
 from banyan_runtime.models.config import DecoderSpec
 from banyan_runtime.step import Pulse
 
 Weights = dict[str, Tensor]
 
 
+class StepDecoder(Protocol):
+    """Token ids → hidden states → logits, whoever computes the layers."""
+
+    spec: DecoderSpec
+    dtype: torch.dtype
+    embed: Tensor  # [vocab_size, width]
+    sampler: Sampler
+    mail: Mail
+
+    def reserve(self, positions: int) -> None:
+        """Called before the first step: no text has more positions."""
+
+    def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Last hidden states [T, hidden_size] of tokens [T] at positions [T]; `attention` was planned for them."""
+
+    def hidden_held(self, held: Held, latest: Tensor, attention: Attention, out: Tensor) -> None:
+        """Likewise of the tokens that `held` tells by then, into `out`; as `layers.Begin`. Can be captured."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """fp32 logits [n, vocab_size] of n hidden states."""
+
+    def pick(self, hidden: Tensor, settings: Tensor | None, tokens: Tensor, failed: Tensor) -> None:
+        """A token for each of n hidden states, and which rows failed: as `Sampler.pick`."""
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """n hidden states as the head reads them, [n, hidden_size]."""
+
+
 class Decoder:
-    """Token ids → hidden states → logits. Takes the weights over: each leaves the dict when its layer is made, so packed
+    """A `StepDecoder` of our own layers. Takes the weights over: each leaves the dict when its layer is made, so packed
     copies never double the memory."""
 
     def __init__(self, spec: DecoderSpec, weights: Weights, kernels: Kernels, ropes: Ropes, pulse: Pulse) -> None:
@@ -36,14 +67,15 @@ class Decoder:
         self._begin = kernels.begin(spec, self.embed, ropes)
         assert not weights, f"no layer took {sorted(weights)}"
 
+    def reserve(self, positions: int) -> None:
+        self.ropes.reserve(positions)
+
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Last hidden states [T, hidden_size] of tokens [T] at positions [T]; `attention` was planned for them."""
         h = embedded(token_ids, self.embed, self.spec.embed_scale)
         h, delta = self._through(Begun(h, self.ropes.at(positions), token_ids), attention)
         return h if delta is None else h + delta
 
     def hidden_held(self, held: Held, latest: Tensor, attention: Attention, out: Tensor) -> None:
-        """Likewise of the tokens that `held` tells by then, into `out`; as `layers.Begin`. Can be captured."""
         h, delta = self._through(self._begin(held, latest), attention)
         if delta is None:
             out.copy_(h)
@@ -64,17 +96,14 @@ class Decoder:
         return h, delta
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """fp32 logits [n, vocab_size] of n hidden states."""
         self.pulse()
         return self.head(self.norm(hidden)).float()
 
     def pick(self, hidden: Tensor, settings: Tensor | None, tokens: Tensor, failed: Tensor) -> None:
-        """A token for each of n hidden states, and which rows failed: as `Sampler.pick`."""
         self.pulse()
         self.sampler.pick(self.head(self.norm(hidden)), settings, tokens, failed)
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """n hidden states as the head reads them, [n, hidden_size]."""
         return self.norm(hidden)
 
 

@@ -26,7 +26,7 @@ from banyan_runtime.model import device as devices
 from banyan_runtime.model.attention import Held, Replayed, most_sequences
 from banyan_runtime.model.autotune import StepTimer, autotune
 from banyan_runtime.model.capture import Recorder
-from banyan_runtime.model.decoder import Decoder
+from banyan_runtime.model.decoder import StepDecoder
 from banyan_runtime.model.forward import Captured, Picked
 from banyan_runtime.model.kernel_choices import KernelChoices
 from banyan_runtime.model.table import SlotTable
@@ -81,7 +81,7 @@ class StepGraphs:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: StepDecoder,
         attention: Replayed,
         sizes: Sizes,
         latest: Tensor,

@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +39,7 @@ DUMMY_RANGE: Final = 1e-3
 _NAMED: Final = 10  # tensors named in one error
 _GIB: Final = 1 << 30
 _VOCABULARY: Final = ("embed", "head", "inputs_embed")
-_PACKED: Final = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")
+PACKED: Final = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")
 _COMPARED: Final = 1 << 16  # numbers: two matrices that begin alike so far are one that was written twice
 _QUANTIZED: Final[dict[str, tuple[BlockKind, BlockKind]]] = {"w8a16": ("Q8_0", "Q8_0"), "w4a16": ("Q4_1", "Q8_0")}
 """What projections and the vocabulary's two matrices become. The head in 4 bits would make SmolLM2's divergence a quarter larger and
@@ -85,7 +85,7 @@ def load(
             "start with --json-model-override-args '{\"tie_word_embeddings\": false}'.",
             source.tensors[other].file.name, other,
         )  # fmt: skip
-    _fit(_needed(weights.slices, dict.fromkeys(kinds) if plain else kinds, dtype), dtype, device)
+    fit(_needed(weights.slices, dict.fromkeys(kinds) if plain else kinds, dtype), dtype, device)
     made = _Parameters(weights, kinds, dtype, device, plain)
     with torch.no_grad(), _Report(len(weights.slices), progress, source.title) as report:
         direct = [
@@ -198,11 +198,11 @@ def _describe(kinds: dict[str, BlockKind | None], weights: WeightMap, nbytes: in
     counts = Counter(kind for kind in kinds.values() if kind is not None)
     if not counts:
         return
-    listed = ", ".join(f"{count} in {kind}" for kind, count in sorted(counts.items()))
+    blocked = ", ".join(f"{count} in {kind}" for kind, count in sorted(counts.items()))
     others = sum(kind is None and len(weights.slices[name].shape) == 2 for name, kind in kinds.items())
     log.info(
         "Weights are quantized: matrices %s%s, %.2f GB with all that is not.",
-        listed, f", {others} in {dtype}" if others else "", nbytes / _GIB,
+        blocked, f", {others} in {dtype}" if others else "", nbytes / _GIB,
     )  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def dummy(
     places = {name: WeightSlice(name, 0, shape) for name, shape in weights.parameters.items()}
     kinds = {name: _quantized(place, quantization) for name, place in places.items()}
     _check_blocks(places, kinds, quantization)
-    _fit(_needed(places, kinds, dtype), dtype, device)
+    fit(_needed(places, kinds, dtype), dtype, device)
     parameters: dict[str, Parameter] = {}
     with _Report(len(weights.parameters), progress, "Making dummy weights") as report:
         for name, shape in weights.parameters.items():
@@ -232,7 +232,7 @@ def dequantized(parameters: dict[str, Parameter], dtype: torch.dtype, device: to
     if all(isinstance(parameter, Tensor) for parameter in parameters.values()):
         return blocks.dequantized(parameters, dtype, device)
     mixed = [parameter for parameter in parameters.values() if not isinstance(parameter, Tensor)]  # the others lie where they belong
-    _fit(blocks.elements(mixed) * dtype.itemsize, dtype, device)
+    fit(blocks.elements(mixed) * dtype.itemsize, dtype, device)
     before, started = blocks.nbytes(parameters.values()), time.monotonic()
     tensors = blocks.dequantized(parameters, dtype, device)
     _tell_plain(tensors, before, dtype, started)
@@ -247,7 +247,7 @@ def _tell_plain(tensors: Mapping[str, Parameter], before: int, dtype: torch.dtyp
     )  # fmt: skip
 
 
-def _fit(needed: int, dtype: torch.dtype, device: torch.device) -> None:
+def fit(needed: int, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse what cannot fit before anything is allocated: later the kernel would end this process without a word."""
     available = devices.available_bytes(device)
     if needed > available:
@@ -258,18 +258,24 @@ def _fit(needed: int, dtype: torch.dtype, device: torch.device) -> None:
         )
 
 
-def _open(model_dir: Path, packing: Packing | None) -> Source:
-    """The weights of a folder, their headers read."""
-    if (file := find(model_dir)) is not None:
-        return GgufFile(file)
+def safetensors(model_dir: Path) -> dict[Path, Set[str]]:
+    """As `checkpoint.files`. Raises ModelError where there are none."""
     files = checkpoint.files(model_dir)
     if not files:
         hint = "only *.safetensors and *.gguf are read" if any(model_dir.glob("*.bin")) else "fetch the model, or use --load-format dummy"
         raise ModelError(f"Cannot find any model weights with `{model_dir}`; {hint}")
+    return files
+
+
+def _open(model_dir: Path, packing: Packing | None) -> Source:
+    """The weights of a folder, their headers read."""
+    if (file := find(model_dir)) is not None:
+        return GgufFile(file)
+    files = safetensors(model_dir)
     if packing is not None:
         return PackedSafetensors(files, packing)
     source = Safetensors(files)
-    if strange := next((name for name in source.tensors if name.endswith(_PACKED)), None):
+    if strange := next((name for name in source.tensors if name.endswith(PACKED)), None):
         raise ModelError(
             f"{source.tensors[strange].file.name}: tensor {shown(strange)} is of a quantized matrix, and config.json has no "
             "quantization_config that says how; set it by --json-model-override-args, or take another checkpoint of the model"
@@ -282,17 +288,17 @@ def _check(model_dir: Path, weights: WeightMap, source: Source) -> None:
     found = source.tensors
     missing = [source.spelled(name) for name in weights.slices if name not in found]
     if missing:
-        raise ModelError(f"{model_dir}: {_listed(missing)} missing from the {source.form} files, config.json asks for them")
+        raise ModelError(f"{model_dir}: {listed(missing)} missing from the {source.form} files, config.json asks for them")
     surplus = [name for name in found if name not in weights.slices and name not in weights.ignored and not name.endswith(COMPUTED)]
     surplus = [name for name in surplus if not source.spare(name)]
     if contradicting := [name for name in surplus if name.startswith(weights.layer_prefix)]:
         raise ModelError(
-            f"{found[contradicting[0]].file.name}: {_listed([source.spelled(name) for name in contradicting])} surplus, config.json has no "
+            f"{found[contradicting[0]].file.name}: {listed([source.spelled(name) for name in contradicting])} surplus, config.json has no "
             "place for them; the checkpoint and its config belong to different models"
         )
     if surplus:
-        listed = _listed([source.spelled(name) for name in surplus])
-        log.warning("%s: %s not of the text decoder, and not read.", found[surplus[0]].file.name, listed)
+        others = listed([source.spelled(name) for name in surplus])
+        log.warning("%s: %s not of the text decoder, and not read.", found[surplus[0]].file.name, others)
     for name, place in weights.slices.items():
         tensor = found[name]
         if tensor.shape != place.shape:
@@ -329,10 +335,10 @@ def _other_head(weights: WeightMap, source: Source) -> str | None:
     return None
 
 
-def _listed(names: list[str]) -> str:
-    listed = ", ".join(shown(name) for name in names[:_NAMED])
+def listed(names: list[str]) -> str:
+    first = ", ".join(shown(name) for name in names[:_NAMED])
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"tensor {listed} is" if len(names) == 1 else f"{len(names)} tensors ({listed}{more}) are"
+    return f"tensor {first} is" if len(names) == 1 else f"{len(names)} tensors ({first}{more}) are"
 
 
 class _Report:

@@ -9,12 +9,13 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.errors import ConfigError
+from banyan_runtime.errors import ConfigError, ModelError
+from banyan_runtime.hub.gguf.files import find
 from banyan_runtime.model import device as devices
 from banyan_runtime.model import host, loader, memory_profiling
 from banyan_runtime.model.blocks import Parameter
@@ -26,9 +27,13 @@ from banyan_runtime.model.native.forward import NativeModel
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.torch_forward import TorchModel
 from banyan_runtime.models import registry
+from banyan_runtime.models.compared import COMPARED
 from banyan_runtime.models.config import DecoderSpec
 from banyan_runtime.models.weight_map import WeightMap
 from banyan_runtime.step import Pulse, Runner, RunnerInfo
+
+if TYPE_CHECKING:
+    from banyan_runtime.model.transformers_backend.library import Library
 
 log = logging.getLogger("banyan")
 
@@ -52,19 +57,24 @@ def load(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse
 def load_weights(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse = lambda: None) -> Loaded:
     """As `load`, but for the pool."""
     device = devices.choose_device(config)
-    spec = registry.read(model_dir, config.json_model_override_args)
-    kind = _kind(config, device, spec)
+    spec, library = _read(config, model_dir)
+    kind = _kind(config, device, spec) if library is None else TorchModel
     torch.set_num_threads(host.cores())
     memory = DeviceMemory(device) if device.type == "cuda" else None
     if memory is not None:
         config = memory_profiling.with_defaults(config, memory.total)
+    if library is not None:
+        _check_options(config, library)
     choice = choose(config, model_dir, spec, device, fast_bf16=kind.fast_bf16, own_attention=kind.own_attention)
     free = devices.available_bytes(device) if memory is None else memory.free()
     started = time.monotonic()
-    wanted = registry.weights_of(choice.spec)
-    weights = _weights(config, model_dir, wanted, choice, progress, plain=not kind.takes_blocks)
-    progress("loading", 100, "arranging the layers")
-    model = kind(choice, weights, pulse)
+    if library is None:
+        wanted = registry.weights_of(choice.spec)
+        weights = _weights(config, model_dir, wanted, choice, progress, plain=not kind.takes_blocks)
+        progress("loading", 100, "arranging the layers")
+        model: Model = kind(choice, weights, pulse)
+    else:
+        model = _library_model(config, model_dir, library, choice, progress, pulse)
     if not kind.torch_threads:
         torch.set_num_threads(1)  # while they wait for work, they would take the cores from the runner's own
     log.info(
@@ -150,6 +160,59 @@ class Loaded:
         )
         forward = self._model.forward(tokens, self._config.page_size, autotune=autotune)
         return ModelRunner(forward, about, choice.device)
+
+
+def _read(config: ServerConfig, model_dir: Path) -> tuple[DecoderSpec, Library | None]:
+    """--model-impl, or our own code where it reads the model's config.json; then there is no library."""
+    contents, where = registry.contents(model_dir, config.json_model_override_args)
+    reason = "--model-impl says so"
+    refused: ModelError | None = None
+    if config.model_impl != "transformers":
+        try:
+            return registry.parse(contents, where), None
+        except ModelError as error:
+            if config.model_impl == "banyan" or find(model_dir) is not None:
+                raise
+            refused, reason = error, str(error)
+    from banyan_runtime.model.transformers_backend import library  # importing transformers takes seconds
+
+    try:
+        found = library.read(model_dir, contents, where, trusted=config.trust_remote_code)
+    except ModelError:
+        if refused is not None and registry.known(contents):
+            raise refused from None  # the family says best what is wrong with its files
+        raise
+    log.info("transformers computes this model, and not our own code: %s", reason)
+    if found.computed_by not in COMPARED:
+        log.warning("No test of Banyan compares %s with transformers' own results; compare some of its answers.", found.computed_by)
+    return found.spec, found
+
+
+def _check_options(config: ServerConfig, library: Library) -> None:
+    """Raises ConfigError for options that models of the transformers backend do not have."""
+    remedy = "leave it out, or take a model of a family of docs/models.md"
+    if config.runner == "native":
+        raise ConfigError(f"computes no model of the transformers backend; {remedy}", field="--runner", value="native")
+    if config.quantization is not None:
+        raise ConfigError(f"is not for models of the transformers backend; {remedy}", field="--quantization", value=config.quantization)
+    if config.autotune:
+        raise ConfigError(f"measures kernels that models of the transformers backend do not use; {remedy}", field="--autotune")
+    if config.context_length is not None and config.context_length > library.spec.context_len:
+        raise ConfigError(
+            f"is more than the {library.spec.context_len} tokens that the model was made for; lower it, or set its rope scaling with "
+            "--json-model-override-args",
+            field="--context-length",
+            value=config.context_length,
+        )
+
+
+def _library_model(config: ServerConfig, model_dir: Path, library: Library, choice: Choice, progress: Progress, pulse: Pulse) -> Model:
+    from banyan_runtime.model.transformers_backend import weights
+    from banyan_runtime.model.transformers_backend.kind import TransformersModel
+
+    progress("loading", 0, str(model_dir))
+    dummy = config.load_format == "dummy"
+    return TransformersModel(choice, weights.dummy(library, choice) if dummy else weights.load(library, model_dir, choice), pulse)
 
 
 def _kind(config: ServerConfig, device: torch.device, spec: DecoderSpec) -> ModelKind:

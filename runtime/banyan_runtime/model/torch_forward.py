@@ -18,7 +18,7 @@ from banyan_runtime.model.blank import blank
 from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.capture import CudaRecorder, Recorder
 from banyan_runtime.model.choice import Choice
-from banyan_runtime.model.decoder import Decoder
+from banyan_runtime.model.decoder import Decoder, StepDecoder
 from banyan_runtime.model.forward import Captured, Picked
 from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.fused_products import MOST_ROWS
@@ -83,7 +83,7 @@ class TorchForward:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: StepDecoder,
         attention: Attention,
         pool: KvPool,
         recorder: Recorder | None = None,
@@ -114,7 +114,7 @@ class TorchForward:
         return self._pool.bytes
 
     def reserve(self, rows: int, positions: int, latest: Tensor) -> Captured | None:
-        self.decoder.ropes.reserve(positions)
+        self.decoder.reserve(positions)
         if not isinstance(self.attention, Replayed):
             return None
         self._table = self.attention.reserve(shape := TableShape(rows, positions))

@@ -47,6 +47,11 @@ def read(model_dir: Path, overrides: str = "{}") -> DecoderSpec:
 
     Raises ModelError with the file, the key and what to do.
     """
+    return parse(*contents(model_dir, overrides))
+
+
+def contents(model_dir: Path, overrides: str = "{}") -> tuple[dict[str, Any], str]:
+    """config.json of a folder with the overrides, and what errors call it. Raises ModelError."""
     path = model_dir / "config.json"
     try:
         config = read_object(path)
@@ -55,7 +60,13 @@ def read(model_dir: Path, overrides: str = "{}") -> DecoderSpec:
             f"{model_dir}: there is no config.json; --model-path must be a folder with config.json and *.safetensors, or a .gguf file"
         ) from None
     replaced = json.loads(overrides)
-    return parse(_overridden(config, replaced), where=f"{path} with --json-model-override-args" if replaced else str(path))
+    return _overridden(config, replaced), f"{path} with --json-model-override-args" if replaced else str(path)
+
+
+def known(config: Mapping[str, Any]) -> bool:
+    """Whether config.json names an architecture of one of the families."""
+    named = config.get("architectures")
+    return isinstance(named, list) and any(isinstance(name, str) and with_head(name) in FAMILIES for name in named)
 
 
 def parse(config: Mapping[str, Any], where: str = "config.json") -> DecoderSpec:

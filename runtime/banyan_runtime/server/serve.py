@@ -33,7 +33,8 @@ from banyan_runtime.front.prepare.worker_pool import workers_for
 from banyan_runtime.front.submission import EngineError
 from banyan_runtime.hub.gguf.files import find
 from banyan_runtime.hub.progress import DOWNLOAD
-from banyan_runtime.model import host, spec
+from banyan_runtime.model import host
+from banyan_runtime.models import registry
 from banyan_runtime.process import collect_rarely
 from banyan_runtime.server import termination
 from banyan_runtime.server.api_processes.manager import ApiProcesses
@@ -157,7 +158,9 @@ class Server:
 
         own_tokenizer = config.tokenizer_path is None and not config.skip_tokenizer_init
         model_dir = await on_thread(hub.resolve, config.model_path, config.download_dir, report, config.revision, own_tokenizer)
-        await on_thread(spec.read, model_dir, config.json_model_override_args)  # before two readers each blame it in their words
+        # Before two readers each blame it in their words. What is no family's, the engine judges.
+        read = registry.read if config.model_impl == "banyan" else registry.contents
+        await on_thread(read, model_dir, config.json_model_override_args)
         self._note_phase("download", since="downloading")
         self._progress("loading", 0, "")
         self._folder = private_folder()
