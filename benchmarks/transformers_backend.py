@@ -34,6 +34,7 @@ from banyan_runtime.model.transformers_backend.attention import NAME
 from banyan_runtime.wire import Failed, Sampling, StepOutput, Submit, pack_ids
 
 STREAMS = 16
+BLOCKS = 64  # of 256 tokens
 
 
 class Ours:
@@ -83,7 +84,8 @@ class Library:
     def batching(self, prompts: list[list[int]], tokens: int) -> int:
         self._model.set_attn_implementation("sdpa")
         settings = transformers.GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
-        made = self._model.generate_batch(prompts, generation_config=settings)
+        room = transformers.ContinuousBatchingConfig(num_blocks=BLOCKS)  # else it takes most of the machine's memory, each time
+        made = self._model.generate_batch(prompts, generation_config=settings, continuous_batching_config=room)
         return sum(len(each.generated_tokens) for each in made.values())
 
 

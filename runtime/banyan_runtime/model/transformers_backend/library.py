@@ -50,8 +50,9 @@ def read(model_dir: Path, contents: Mapping[str, Any], where: str, *, trusted: b
     if (file := find(model_dir)) is not None:
         raise ModelError(f"{file}: the transformers backend does not read GGUF files; {_PLAIN}")
     _check_sizes(contents, where)
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what it would warn of is refused, or said by us
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    said: Any = transformers.logging
+    said.set_verbosity_error()  # what the library would warn of is refused, or in our own log
+    said.disable_progress_bar()
     config = _config(model_dir, contents, where, trusted)
     text = config.get_text_config(decoder=True)
     for nested in (contents, text.to_dict()):
