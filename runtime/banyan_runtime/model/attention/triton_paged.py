@@ -222,8 +222,6 @@ class TritonAttention:
             return f"it needs compute capability {needed[0]}.{needed[1]}"
         if unknown := spec.features & UNKNOWN:
             return f"it does not compute {', '.join(sorted(unknown))}"
-        if any(layer.attention.value_size != layer.attention.head_dim for layer in spec.layers):
-            return "it computes values as wide as keys"
         widest = max(layer.attention.head_dim for layer in spec.layers)
         return f"heads wider than {WIDEST} do not fit its tiles" if widest > WIDEST else None
 
