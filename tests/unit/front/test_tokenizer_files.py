@@ -37,7 +37,7 @@ def test_a_sentencepiece_file_gives_its_own_ids_or_is_refused(tmp_path: Path) ->
     found, own = Tokenizer.load(tmp_path), sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
     ids = found.encode(TEXT, add_special_tokens=False)
     assert ids == own.encode(TEXT)
-    assert found.decode(ids, skip_special_tokens=False) == TEXT
+    assert found.decode(ids, skip_special_tokens=False) == f" {TEXT}"  # as a text that goes on behind a prompt
     assert found.has_bytes
     (tmp_path / "tokenizer_config.json").unlink()
     with pytest.raises(ModelError, match=r"tokenizer\.model: .*tokenizer_class"):
