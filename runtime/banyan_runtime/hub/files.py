@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from banyan_runtime.errors import AccessError, ModelError
 
+_TEXT: Final = ("text_config", "llm_config", "language_config")
 JSON_BYTES: Final = 8 << 20  # tokenizer_config.json of a vocabulary with 6,000 added tokens has 1.2 MB
 INDEX_BYTES: Final = 32 << 20  # the index of a checkpoint with 90,000 tensors has 9 MB
 TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "tekken.json", "vocab.json")  # any of these makes a tokenizer
@@ -23,6 +24,11 @@ _POINTER: Final = b"version https://git-lfs"
 
 _repr = reprlib.Repr()
 _repr.maxlevel, _repr.maxdict, _repr.maxlist, _repr.maxstring, _repr.maxother = 2, 3, 4, 80, 80
+
+
+def text_key(config: Mapping[str, Any]) -> str | None:
+    """The key of the text decoder's settings in the config.json of a model that also reads images or sound; None: they are at the top."""
+    return next((key for key in _TEXT if isinstance(config.get(key), dict)), None)
 
 
 def read_bytes(path: Path, most: int) -> bytes:

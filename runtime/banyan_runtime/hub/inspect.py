@@ -12,7 +12,7 @@ from typing import Any, Final
 from banyan_runtime.errors import ModelError
 from banyan_runtime.hub import checkpoint
 from banyan_runtime.hub.checkpoint import StoredTensor
-from banyan_runtime.hub.files import TOKENIZERS, read_object, read_object_if_any, shown
+from banyan_runtime.hub.files import TOKENIZERS, read_object, read_object_if_any, shown, text_key
 from banyan_runtime.hub.gguf import header
 from banyan_runtime.hub.gguf.files import find, parts
 
@@ -23,7 +23,6 @@ _BESIDE: Final = (
 )  # fmt: skip
 """What lies beside packed matrices and is none of their numbers."""
 _NO_WEIGHTS: Final = "there are no weights (*.safetensors, *.gguf); with --load-format dummy it answers nonsense"
-_TEXT: Final = ("text_config", "llm_config", "language_config")  # of the decoder, in the config.json of a model that also reads images
 _LARGEST = 1 << 24  # of a size in config.json: the products of sizes below stay printable
 
 
@@ -60,7 +59,7 @@ def inspect(folder: Path) -> Summary:
     files = checkpoint.files(folder) if whole is None else dict.fromkeys(parts(whole), frozenset[str]())
     tensors = checkpoint.tensors(files) if whole is None else _of_gguf(whole)
     named, joined = config.get("architectures"), _joined(config)
-    config = next((config[key] for key in _TEXT if isinstance(config.get(key), dict)), config)
+    config = config[key] if (key := text_key(config)) else config
     heads = _count(config, "num_attention_heads", path) or 0
     kv_heads = _count(config, "num_key_value_heads", path) or heads
     head_dim = _count(config, "head_dim", path) or ((_count(config, "hidden_size", path) or 0) // heads if heads else 0)

@@ -20,7 +20,7 @@ Weights = dict[str, Tensor]
 
 
 class StepDecoder(Protocol):
-    """Token ids → hidden states → logits, whoever computes the layers."""
+    """Token ids → hidden states → logits, for every implementation of the layers."""
 
     spec: DecoderSpec
     dtype: torch.dtype

@@ -66,9 +66,7 @@ def load(
     missing, truncated, of another shape or type, or surplus in a layer; ConfigError where the device has less memory than the parameters
     need, and for a `quantization` of what is quantized already.
     """
-    source = _open(model_dir, packing)
-    weights = weights.spelled(set(source.tensors))
-    _check(model_dir, weights, source)
+    source, weights = _examined(model_dir, weights, packing)
     if quantization is not None and (stored := sorted({source.tensors[name].kind for name in weights.slices} & source.block_kinds)):
         raise ConfigError(
             f"{source.tensors[next(iter(weights.slices))].file} holds {', '.join(stored)}: what is "
@@ -114,10 +112,16 @@ def load(
 
 def needed(model_dir: Path, weights: WeightMap, dtype: torch.dtype, packing: Packing | None, *, plain: bool) -> int:
     """Bytes that `load` takes, from the files' headers. Raises ModelError as `load` does before it reads numbers."""
+    source, weights = _examined(model_dir, weights, packing)
+    return _needed(weights.slices, {name: None if plain else source.kept(name) for name in weights.slices}, dtype)
+
+
+def _examined(model_dir: Path, weights: WeightMap, packing: Packing | None) -> tuple[Source, WeightMap]:
+    """The weights of a folder and the map in their spelling, compared with one another."""
     source = _open(model_dir, packing)
     weights = weights.spelled(set(source.tensors))
     _check(model_dir, weights, source)
-    return _needed(weights.slices, {name: None if plain else source.kept(name) for name in weights.slices}, dtype)
+    return source, weights
 
 
 class _Parameters:

@@ -13,7 +13,7 @@ from banyan_runtime.models.config import DecoderSpec
 
 class KvPool:
     """Keys and values [layers][kv_heads, slots, head_dim]; heads outermost, so that gathered keys need no second copy before
-    they are multiplied. The first page is padding; it holds finite values, and nobody sees them. A layer that reads another one's has
+    they are multiplied. The first page is padding; it holds finite values, and no query sees them. A layer that reads another one's has
     none of its own.
 
     They may be kept in a narrower type than the model's, without scales: what it cannot hold becomes the largest that it can.

@@ -103,16 +103,15 @@ def fit(model_dir: Path) -> Fit:
     config = ServerConfig(model_path=str(model_dir))
     device = devices.choose_device(config)
     spec, library = _read(config, model_dir)
-    reasons = {name: _refusal(kind, config, device, spec) for name, kind in RUNNERS.items()}
-    name = next(name for name, reason in reasons.items() if reason is None)
-    kind = RUNNERS[name] if library is None else TorchModel
+    reasons = {} if library is not None else {name: _refusal(kind, config, device, spec) for name, kind in RUNNERS.items()}
+    kind = next((RUNNERS[name] for name, reason in reasons.items() if reason is None), TorchModel)
     choice = choose(config, model_dir, spec, device, fast_bf16=kind.fast_bf16, own_attention=kind.own_attention)
     kv_bytes = cell_bytes(spec, choice.kv_dtype)
     if library is not None:
         return Fit(f"{spec.architecture} of transformers", "transformers", {}, spec.context_len, None, kv_bytes)
     weights_bytes = loader.needed(model_dir, registry.weights_of(spec), choice.dtype, spec.packing, plain=not kind.takes_blocks)
     refused = {other: reason for other, reason in reasons.items() if reason is not None}
-    return Fit(registry.family_of(spec).title, name, refused, spec.context_len, weights_bytes, kv_bytes)
+    return Fit(registry.family_of(spec).title, kind.name, refused, spec.context_len, weights_bytes, kv_bytes)
 
 
 class Loaded:

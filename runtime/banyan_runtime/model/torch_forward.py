@@ -68,14 +68,20 @@ class TorchModel:
             log.info("Kernels by product and rows (--autotune measures them): %s", self._choices.line())
 
     def forward(self, pool_tokens: int, page_size: int, *, autotune: bool = False) -> TorchForward:
-        choice = self._choice
-        assert choice.attention is not None
-        pool = KvPool(choice.spec, pool_tokens, page_size, choice.dtype, choice.device, choice.kv_dtype)
-        attention = choice.attention(choice.spec, pool, self._pulse)
-        sizes = Sizes.upto(choice.graphs.rows, choice.graphs.tokens)
-        recorder = CudaRecorder() if sizes != NO_SIZES else None
-        self._decoder.sampler.compile(choice.spec.vocab_size, choice.dtype, choice.device)
-        return TorchForward(self._decoder, attention, pool, recorder, sizes, self._choices if autotune else None)
+        return over_pool(self._choice, self._decoder, self._pulse, pool_tokens, page_size, self._choices if autotune else None)
+
+
+def over_pool(
+    choice: Choice, decoder: StepDecoder, pulse: Pulse, pool_tokens: int, page_size: int, autotuned: KernelChoices | None = None
+) -> TorchForward:
+    """Allocate the KV pool of a decoder. `autotuned`: the kernel choices to measure before graphs are captured."""
+    assert choice.attention is not None
+    pool = KvPool(choice.spec, pool_tokens, page_size, choice.dtype, choice.device, choice.kv_dtype)
+    attention = choice.attention(choice.spec, pool, pulse)
+    sizes = Sizes.upto(choice.graphs.rows, choice.graphs.tokens)
+    recorder = CudaRecorder() if sizes != NO_SIZES else None
+    decoder.sampler.compile(choice.spec.vocab_size, choice.dtype, choice.device)
+    return TorchForward(decoder, attention, pool, recorder, sizes, autotuned)
 
 
 class TorchForward:

@@ -10,7 +10,7 @@ from banyan_runtime.models.hf_config import HfConfig
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    window = config.size("sliding_window") if config.has("sliding_window") else None
+    window = config.size_if_any("sliding_window")
     attention = replace(config.attention(kv_heads=32), qk_norm="head")
     rope = config.rope(attention.head_dim)
     full = replace(attention, rope=rope if window is None else None)

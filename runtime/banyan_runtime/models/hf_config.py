@@ -112,6 +112,9 @@ class HfConfig:
             raise self.error(f"'{key}' is missing; the file is not a complete config of a language model")
         return self._size(value, key)
 
+    def size_if_any(self, key: str) -> int | None:
+        return self.size(key) if self.has(key) else None
+
     def count(self, key: str, default: int = 0) -> int:
         """As `size`; it may be 0."""
         return 0 if self.values.get(key, default) in (0, None) else self.size(key, default)
@@ -294,8 +297,8 @@ class HfConfig:
     def layers(self) -> int:
         return self.size("num_hidden_layers")
 
-    def attention(self, rope: Rope | None = None, *, head_dim: int | None = None, kv_heads: int | None = None) -> Attention:
-        """Heads, sizes and scale. `head_dim` and `kv_heads`: where config.json has none; else hidden_size / heads, and as many as heads."""
+    def attention(self, *, head_dim: int | None = None, kv_heads: int | None = None) -> Attention:
+        """Heads, sizes and scale; no rope. `head_dim` and `kv_heads` stand for missing keys; else hidden_size / heads, and all heads."""
         hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
         kv_heads = self.size("num_key_value_heads", kv_heads or heads)
         if heads % kv_heads:
@@ -305,7 +308,7 @@ class HfConfig:
         dim = self.size("head_dim", head_dim or hidden // heads)
         if dim % 2:
             raise self.error(f"head_dim={dim} is odd; rotary embeddings need an even one")
-        return Attention(heads, kv_heads, dim, dim**-0.5, rope)
+        return Attention(heads, kv_heads, dim, dim**-0.5, None)
 
     def mlp(self, *, gated: bool = True, bias: bool = False) -> Mlp:
         return Mlp(self.size("intermediate_size"), self.activation(), gated, bias)

@@ -19,7 +19,7 @@ _MINISTRAL3 = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    window = config.size("sliding_window") if config.has("sliding_window") else None
+    window = config.size_if_any("sliding_window")
     kinds = config.layer_types([("full" if window is None else "sliding") + "_attention"] * config.layers)
     attention = config.attention()
     layer = Layer(replace(attention, rope=config.rope(attention.head_dim)), config.mlp())

@@ -10,7 +10,7 @@ from banyan_runtime.models.hf_config import HfConfig
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    window = config.size("sliding_window") if config.has("sliding_window") else None
+    window = config.size_if_any("sliding_window")
     attention = config.attention()
     layer = Layer(replace(attention, rope=config.rope(attention.head_dim), window=window), config.mlp())
     return config.decoder(config.alike(layer), config.rms_norm())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from banyan_runtime.errors import ModelError
-from banyan_runtime.hub.files import read_object, shown
+from banyan_runtime.hub.files import read_object, shown, text_key
 from banyan_runtime.models import (
     cohere,
     ernie,
@@ -36,8 +36,6 @@ from banyan_runtime.models.weight_map import WeightMap, weight_map
 _FILES: Final = (llama, mistral, qwen, phi, granite, smollm, olmo, seed_oss, exaone, glm, cohere, starcoder, ernie, hunyuan, gemma)
 FAMILIES: Final[dict[str, Family]] = {architecture: family for file in _FILES for architecture, family in file.FAMILIES.items()}
 """By architecture, as config.json spells it."""
-_TEXT: Final = ("text_config", "llm_config", "language_config")
-"""Keys of the text decoder's settings in the config.json of a model that also reads images or sound."""
 _BY_TEXT: Final = {"ministral3": "Ministral3ForCausalLM"}
 """Families of text decoders that the architecture does not tell, by their model_type."""
 
@@ -72,13 +70,13 @@ def known(config: Mapping[str, Any]) -> bool:
 def parse(config: Mapping[str, Any], where: str = "config.json") -> DecoderSpec:
     """The spec that the contents of a config.json describe. `where` names the file in errors."""
     architecture = _architecture(config, where)
-    text_key = next((key for key in _TEXT if isinstance(config.get(key), dict)), None)
-    values = dict(config[text_key] if text_key else config)
-    if text_key and "tie_word_embeddings" in config:
+    key = text_key(config)
+    values = dict(config[key] if key else config)
+    if key and "tie_word_embeddings" in config:
         values["tie_word_embeddings"] = config["tie_word_embeddings"]
     named = values.get("model_type")
     family = _family(architecture, named if isinstance(named, str) else None)
-    reader = HfConfig(values, f"{where}: {text_key}" if text_key else where, family.defaults)
+    reader = HfConfig(values, f"{where}: {key}" if key else where, family.defaults)
     if values.get("is_causal") is False:
         raise reader.error("is_causal=false is not supported; a served model attends to earlier tokens alone")
     if values.get("use_bidirectional_attention") in (True, "all"):

@@ -11,7 +11,7 @@ from banyan_runtime.models.hf_config import HfConfig
 
 def spec(config: HfConfig) -> DecoderSpec:
     bias = config.flag("use_bias", default=True)
-    window = config.size("sliding_window") if config.has("sliding_window") else None
+    window = config.size_if_any("sliding_window")
     attention = replace(config.attention(), window=window, qkv_bias=bias, out_bias=bias)
     layer = Layer(replace(attention, rope=config.rope(attention.head_dim)), config.mlp(gated=False, bias=bias))
     return config.decoder(config.alike(layer), Norm("layer", config.number("norm_epsilon", 1e-5), bias=True), tied=True)

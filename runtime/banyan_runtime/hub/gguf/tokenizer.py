@@ -1,7 +1,7 @@
 """The vocabulary in a GGUF file as tokenizer.json.
 
 Byte-level BPE, of kinds whose splitting rule is known, and SentencePiece's BPE with scores. A guessed rule would give other tokens than
-those that the model was trained with, which nobody would notice.
+those that the model was trained with, and no error would show it.
 """
 
 from __future__ import annotations
